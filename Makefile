@@ -1,0 +1,43 @@
+# Every verb sets up what it needs by itself. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+# One OpenMP thread a process: two of them beside any other busy process run many times slower.
+export OMP_NUM_THREADS ?= 1
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint format types test test-slow clean
+
+help:  ## list these verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.ready  ## make the virtual environment with everything pinned
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+lint: setup  ## style, dead code, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: setup  ## let ruff rewrite the layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup  ## mypy, strict
+	$(BIN)/mypy
+
+test: setup lint types  ## lint, types and the fast tests (minutes)
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+
+test-slow: setup  ## the slow tests: real data sets, measured times
+	$(BIN)/pytest -m slow
+
+clean:  ## remove everything that was made here
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

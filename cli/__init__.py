@@ -1,0 +1,1 @@
+"""The ``fedel`` command: argument parsing and screens, nothing else."""

@@ -1,0 +1,1 @@
+"""One idea of the paper a file; numpy only."""

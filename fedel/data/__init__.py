@@ -1,0 +1,1 @@
+"""Data sets in their official formats, fetching and checking them, and splitting them among clients."""

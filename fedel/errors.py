@@ -1,0 +1,48 @@
+"""Every error FedEL raises for a user's sake. Each message says what happened, where, and what to do next.
+
+FedelError
+|-- ConfigError            a configuration file, key or value                         exit code 2
+|-- DataError              a data set is missing, damaged or of another format        exit code 3
+|-- ModelError             a model cannot be split into blocks, or does not match     exit code 4
+|-- ProfileError           a timing profile is missing, damaged or of another model   exit code 5
+|-- UpdateRefused          an update cannot be folded; carries a short machine reason exit code 6
+`-- ServiceError           a service cannot start, be reached, or go on               exit code 7
+"""
+
+from __future__ import annotations
+
+
+class FedelError(Exception):
+    """Base of all; ``exit_code`` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(FedelError):
+    exit_code = 2
+
+
+class DataError(FedelError):
+    exit_code = 3
+
+
+class ModelError(FedelError):
+    exit_code = 4
+
+
+class ProfileError(FedelError):
+    exit_code = 5
+
+
+class UpdateRefused(FedelError):
+    """``reason`` is one of a small set of words, fit for a metric label: ``shape``, ``not_finite``, ..."""
+
+    exit_code = 6
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ServiceError(FedelError):
+    exit_code = 7

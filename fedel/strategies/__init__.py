@@ -1,0 +1,1 @@
+"""One method a file, all three parts in it: plan, fit, fold."""

@@ -1,0 +1,1 @@
+"""Torch behind the Trainer port: training, profiling, evaluation."""
