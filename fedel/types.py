@@ -243,6 +243,9 @@ class StepCost:
         return self.backward_seconds if scope == "backward" else self.forward_seconds + self.backward_seconds
 
 
+FREE = StepCost(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Report:
     """What a client tells about the round it trained."""
@@ -259,9 +262,9 @@ class Report:
     loss_square: float = 0.0
     """Moving average of the mean squared sample loss, the statistic Oort ranks clients by."""
     update_norm: float = 0.0
-    cost: StepCost = StepCost(0.0, 0.0)
+    cost: StepCost = FREE
     """Predicted seconds of one step."""
-    probe_seconds: float = 0.0
+    probe: StepCost = FREE
     """Predicted seconds of measuring importance, once a round."""
     train_seconds: float = 0.0
     """Measured seconds of training, probe included; 0 where nothing ran on a clock."""

@@ -1,0 +1,120 @@
+"""TOML tables into frozen dataclasses, with errors that name the file, the key and the nearest valid key."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedel.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for an unknown word: the closest known one, or all of them.
+
+    >>> nearest("momentun", ["lr", "momentum"])
+    "did you mean 'momentum'?"
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"valid are: {', '.join(known) or 'none'}"
+
+
+def read(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file, with ``section.key=value`` overrides applied (values as in TOML)."""
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file; see configs/ for examples") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        override_key(table, override)
+    return table
+
+
+def override_key(table: dict[str, Any], override: str) -> None:
+    """Apply one ``section.key=value`` in place; a value that is no TOML is taken as a string.
+
+    >>> table = {"work": {"lr": 0.1}}
+    >>> override_key(table, "work.lr=0.01"); override_key(table, "model.name=vgg16"); table
+    {'work': {'lr': 0.01}, 'model': {'name': 'vgg16'}}
+    """
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--set {override}: write it as section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, key = path.strip().split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override}: '{section}' is a value, not a section")
+    table[key] = value
+
+
+def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+    """An instance of the frozen dataclass ``cls`` from a TOML table; ``where`` names it in errors.
+
+    >>> from fedel.types import LocalWork
+    >>> parse(LocalWork, {"lr": 1}, "job.toml [work]").lr
+    1.0
+    >>> parse(LocalWork, {"momentun": 1}, "job.toml [work]")
+    Traceback (most recent call last):
+    ...
+    fedel.errors.ConfigError: job.toml [work]: unknown key 'momentun'; did you mean 'momentum'?
+    """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where}: expected a table of keys, not {table!r}")
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key '{key}'; {nearest(key, known)}")
+        values[key] = _convert(hints[key], value, f"{where}: {key}")
+    for key, field in known.items():
+        if key not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{where}: key '{key}' is missing and has no default")
+    try:
+        return cls(**values)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _convert(next(a for a in arguments if a is not type(None)), value, where)
+    if dataclasses.is_dataclass(hint):
+        return parse(hint, value, where)  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_convert(arguments[0], item, where) for item in value)
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return {str(k): _convert(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Any or (isinstance(hint, type) and type(value) is hint):
+        return value
+    if isinstance(hint, type) and issubclass(hint, Path) and isinstance(value, str):
+        return Path(value)
+    raise ConfigError(
+        f"{where} = {value!r}: expected {getattr(hint, '__name__', hint)}, not {type(value).__name__}"
+    )

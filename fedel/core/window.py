@@ -1,0 +1,69 @@
+"""The sliding window over blocks (paper, section 4.1, figures 6 and 7; algorithms 22.2 and 22.3).
+
+The front edge moves towards the output by as many blocks as the budget pays for; the end edge follows and
+leaves behind the leading blocks in which nothing was selected. Past the last block the window starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fedel.types import Window
+
+VARIANTS = ("fedel", "disjoint", "no-rollback")
+"""``disjoint`` is the paper's FedEL-C: the new window starts where the old one stopped."""
+
+SLACK = 1e-6
+"""Relative tolerance against rounding: on the fastest device the sum of all blocks *is* the budget."""
+
+
+def advance(front: int, block_seconds: Sequence[float], budget: float) -> int:
+    """The new front edge: the first block at which the blocks added after ``front`` fill the budget.
+
+    >>> advance(4, [1, 1, 1, 1, 2, 2, 2, 2, 2], budget=8)
+    8
+    >>> advance(0, [1, 9, 1], budget=20)
+    3
+    """
+    spent = 0.0
+    for block in range(front + 1, len(block_seconds) + 1):
+        spent += block_seconds[block - 1]
+        if spent >= budget * (1 - SLACK):
+            return block
+    return len(block_seconds)
+
+
+def slide(
+    window: Window | None,
+    selected_blocks: Collection[int],
+    block_seconds: Sequence[float],
+    budget: float,
+    variant: str = "fedel",
+) -> Window:
+    """The window of a client's next round, from its last one and the blocks it trained there.
+
+    Nine equal blocks, three to a budget; then the window starts again:
+
+    >>> w = slide(None, (), [1] * 9, budget=3); w
+    Window(end=1, front=3)
+    >>> w = slide(w, {1, 2, 3}, [1] * 9, budget=3); w
+    Window(end=1, front=6)
+    >>> w = slide(w, {4, 5, 6}, [1] * 9, budget=3); w
+    Window(end=4, front=9)
+    >>> slide(w, {7, 8, 9}, [1] * 9, budget=3)
+    Window(end=1, front=3)
+
+    Leading blocks without a selected tensor are left behind (figure 7c: blocks 2 and 3, so 4 comes next).
+
+    >>> slide(Window(2, 5), {4, 5}, [1] * 9, budget=2)
+    Window(end=4, front=7)
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"window variant {variant!r} is none of {', '.join(VARIANTS)}")
+    last = len(block_seconds)
+    if window is not None and window.front >= last and variant == "no-rollback":
+        return window
+    if window is None or window.front >= last:
+        return Window(1, advance(0, block_seconds, budget))
+    end = window.front + 1 if variant == "disjoint" or not selected_blocks else min(selected_blocks)
+    return Window(end, advance(window.front, block_seconds, budget))

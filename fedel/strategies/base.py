@@ -1,0 +1,150 @@
+"""What the methods share: drawing participants, writing tasks, means as folds, assembling an update."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from fedel.core.aggregation import MaskedMean
+from fedel.core.timing import SCOPES
+from fedel.seeds import derive, generator
+from fedel.types import (
+    FREE,
+    ClientView,
+    Folded,
+    Job,
+    LocalWork,
+    ModelSpec,
+    Patch,
+    Report,
+    Role,
+    RoundContext,
+    StepCost,
+    Task,
+    Tensors,
+    Trained,
+    Trainer,
+    Update,
+    Window,
+)
+
+WEIGHTINGS = ("uniform", "samples")
+
+
+def one_of(name: str, value: str, allowed: Collection[str]) -> None:
+    """Check an option that takes one of a few words."""
+    if value not in allowed:
+        raise ValueError(f"{name} = {value!r} is none of: {', '.join(allowed)}")
+
+
+def check_scope(scope: str) -> None:
+    one_of("budget_scope", scope, SCOPES)
+
+
+def draw(context: RoundContext) -> list[ClientView]:
+    """Participants drawn uniformly: the same ones for every method that draws, given the run's seed."""
+    clients = list(context.clients)
+    if not 0 < context.num_participants < len(clients):
+        return clients
+    rng = generator(context.seed, "participants", context.round_num)
+    chosen = rng.choice(len(clients), size=context.num_participants, replace=False)
+    return [clients[i] for i in sorted(chosen)]
+
+
+def order(
+    context: RoundContext,
+    client: ClientView,
+    settings: Mapping[str, float] | None = None,
+    num_steps: int | None = None,
+) -> Task:
+    """The client's task; ``num_steps`` overrides the local work that all clients share."""
+    work: LocalWork = context.work if num_steps is None else replace(context.work, num_steps=num_steps)
+    return Task(
+        round_num=context.round_num,
+        client=client.name,
+        budget_seconds=context.budget_seconds,
+        work=work,
+        seed=derive(context.seed, "train", context.round_num, client.name),
+        settings=settings or {},
+        global_importance=context.global_importance,
+    )
+
+
+def job_for(
+    task: Task, trainer: Trainer, selected: Collection[str], window: Window, exits: tuple[int, ...] = ()
+) -> Job:
+    """A job that trains ``selected`` inside ``window``, through the exits that the model trains by."""
+    return Job(
+        work=task.work,
+        num_steps=task.work.steps_for(trainer.num_samples),
+        seed=task.seed,
+        selected=frozenset(selected),
+        exits=exits or trainer.spec.exits_for(window.end, window.front),
+        end=window.end,
+    )
+
+
+def whole(spec: ModelSpec) -> Window:
+    return Window(1, spec.num_blocks)
+
+
+def update_of(
+    task: Task,
+    model: Tensors,
+    trainer: Trainer,
+    job: Job,
+    trained: Trained,
+    cost: StepCost,
+    window: Window | None = None,
+    probe: StepCost = FREE,
+    resets: int = 0,
+    over_budget: bool = False,
+) -> Update:
+    """The update a client sends, with its report."""
+    report = Report(
+        client=task.client,
+        round_num=task.round_num,
+        num_samples=trainer.num_samples,
+        num_steps=job.num_steps,
+        effective_steps=trained.effective_steps,
+        loss=trained.loss,
+        loss_square=trained.loss_square,
+        update_norm=_norm_of_change(trainer.spec, model, trained.patches),
+        cost=cost,
+        probe=probe,
+        train_seconds=trained.seconds,
+        peak_memory_bytes=trained.peak_memory_bytes,
+        window=window,
+        resets=resets,
+        selected=tuple(t.name for t in trainer.spec.weights if t.name in job.selected),
+        over_budget=over_budget,
+    )
+    return Update(trained.patches, report)
+
+
+def _norm_of_change(spec: ModelSpec, model: Tensors, patches: Mapping[str, Patch]) -> float:
+    square = 0.0
+    for name, patch in patches.items():
+        if spec.by_name[name].role is Role.BUFFER:
+            continue
+        old = model[name] if patch.where is None else model[name][patch.where]
+        change = np.subtract(patch.values, old, dtype=np.float64).ravel()
+        square += float(change @ change)
+    return float(np.sqrt(square))
+
+
+class MeanFold:
+    """The masked mean as a fold, each client counting one or as often as it has samples."""
+
+    def __init__(self, spec: ModelSpec, weighting: str, absent_counts: bool = False) -> None:
+        self._by_samples = weighting == "samples"
+        shapes = {t.name: t.shape for t in spec.tensors}
+        self._mean = MaskedMean(shapes, weighted=self._by_samples, absent_counts=absent_counts)
+
+    def add(self, update: Update) -> None:
+        self._mean.add(update.patches, update.report.num_samples if self._by_samples else 1)
+
+    def finish(self, model: Tensors, state: Tensors) -> Folded:
+        return Folded(self._mean.finish(model), state)

@@ -1,0 +1,39 @@
+"""FedAvg (McMahan et al., 2017): everybody trains the whole model; the mean counts samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedel.core.timing import full_step, step_cost
+from fedel.strategies.base import WEIGHTINGS, MeanFold, draw, job_for, one_of, order, update_of, whole
+from fedel.types import Fold, Memory, ModelSpec, Plan, RoundContext, Task, Tensors, Trainer, Update
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    name: ClassVar[str] = "fedavg"
+    evaluation: ClassVar[str] = "final"
+
+    weighting: str = "samples"
+    """How much a client counts in the mean: ``samples`` or ``uniform``."""
+
+    def __post_init__(self) -> None:
+        one_of("weighting", self.weighting, WEIGHTINGS)
+
+    def plan(self, context: RoundContext) -> Plan:
+        return Plan(tuple(order(context, client) for client in draw(context)))
+
+    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        spec = trainer.spec
+        job = job_for(task, trainer, {t.name for t in spec.weights}, whole(spec))
+        trained = trainer.train(model, job)
+        cost = (
+            step_cost(trainer.profile, job.selected, job.exits, exit_each=True)
+            if spec.exit_each
+            else full_step(trainer.profile)
+        )
+        return update_of(task, model, trainer, job, trained, cost), memory
+
+    def fold(self, spec: ModelSpec) -> Fold:
+        return MeanFold(spec, self.weighting)

@@ -1,0 +1,105 @@
+"""FedEL (Zhang et al., 2025): the same time budget for everyone, spent inside a sliding window of blocks.
+
+Line numbers are those of the paper's Algorithm 1. Lines 8 to 10 come after line 11 here: importance needs an
+exit at the window's front, and is only needed inside the window (A11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedel.core.importance import blend, local
+from fedel.core.timing import block_seconds
+from fedel.core.window import VARIANTS, slide
+from fedel.strategies.base import WEIGHTINGS, MeanFold, check_scope, draw, job_for, one_of, order, update_of
+from fedel.strategies.elastictrainer import SELECTIONS, choose, probe_cost, window_cost
+from fedel.types import (
+    Fold,
+    Memory,
+    ModelSpec,
+    Plan,
+    RoundContext,
+    Task,
+    Tensors,
+    Trainer,
+    Update,
+)
+
+
+@dataclass(frozen=True)
+class FedEL:
+    name: ClassVar[str] = "fedel"
+    evaluation: ClassVar[str] = "final"
+
+    beta: float = 0.6
+    """Share of local importance in the blend; the rest is the global model's last change."""
+    budget_scope: str = "backward"
+    """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
+    variant: str = "fedel"
+    """Window: ``fedel``; ``disjoint`` is the paper's FedEL-C; ``no-rollback`` never starts again."""
+    hold_rounds: int = 10
+    """Rounds each window is held in the variant ``no-rollback``."""
+    dp: str = "exact"
+    """Tensor selection: ``exact``, or ``official`` for ElasticTrainer's own dynamic programme."""
+    weighting: str = "uniform"
+    """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
+    train_all_that_fits: bool = False
+    """Where the whole window fits the budget, train it whole, whatever the importance says."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"beta = {self.beta:g}: the share of local importance lies between 0 and 1")
+        if self.hold_rounds < 1:
+            raise ValueError(f"hold_rounds = {self.hold_rounds}: a window is held for at least 1 round")
+        check_scope(self.budget_scope)
+        one_of("variant", self.variant, VARIANTS)
+        one_of("dp", self.dp, SELECTIONS)
+        one_of("weighting", self.weighting, WEIGHTINGS)
+
+    def plan(self, context: RoundContext) -> Plan:
+        return Plan(tuple(order(context, client) for client in draw(context)))
+
+    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        memory = self.slide(task, memory, trainer)  # line 11
+        window = memory.window
+        assert window is not None
+        probed = local(trainer.probe(model, window, task.work, task.seed))  # line 8
+        importance = blend(probed, task.global_importance, self.beta)  # lines 9 and 10
+        everything = {t.name for t in trainer.spec.weights_in(window.end, window.front)}
+        full = window_cost(trainer, everything, window).total(self.budget_scope)
+        if self.train_all_that_fits and full <= task.budget_seconds * (1 + 1e-6):
+            selected, fits = everything, True
+        else:
+            selected, fits = choose(  # line 12
+                trainer, window, importance, task.budget_seconds, self.budget_scope, self.dp
+            )
+        job = job_for(task, trainer, selected, window)
+        trained = trainer.train(model, job)  # line 13
+        update = update_of(
+            task,
+            model,
+            trainer,
+            job,
+            trained,
+            window_cost(trainer, selected, window),
+            window,
+            probe=probe_cost(trainer, window),
+            resets=memory.resets,
+            over_budget=not fits,
+        )
+        return update, replace(memory, selected=update.report.selected)
+
+    def slide(self, task: Task, memory: Memory, trainer: Trainer) -> Memory:
+        """The memory with this round's window; it is kept only if the update that follows is accepted."""
+        held = memory.rounds_held + 1
+        if self.variant == "no-rollback" and memory.window is not None and held < self.hold_rounds:
+            return replace(memory, rounds_held=held)
+        blocks = {trainer.spec.by_name[name].block for name in memory.selected}
+        window = slide(memory.window, blocks, block_seconds(trainer.profile), task.budget_seconds, self.variant)
+        was_last = memory.window is not None and memory.window.front == trainer.spec.num_blocks
+        reset = was_last and self.variant != "no-rollback"
+        return replace(memory, window=window, resets=memory.resets + reset, rounds_held=0)
+
+    def fold(self, spec: ModelSpec) -> Fold:
+        return MeanFold(spec, self.weighting)  # line 15

@@ -1,0 +1,72 @@
+"""FedNova (Wang et al., 2020) around any method: updates are divided by their effective steps, then averaged.
+
+Clients that take more local steps, because they hold more data or are faster, no longer pull the model towards
+their own optimum. With masks the normalisation is done tensor by tensor (algorithms 12.5). Batch-norm
+statistics are no sums of steps and are averaged plainly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fedel.core.aggregation import MaskedMean, NormalisedMean
+from fedel.strategies.fedavg import FedAvg
+from fedel.types import (
+    Fold,
+    Folded,
+    Memory,
+    ModelSpec,
+    Plan,
+    Role,
+    RoundContext,
+    Strategy,
+    Task,
+    Tensors,
+    Trainer,
+    Update,
+)
+
+
+@dataclass(frozen=True)
+class FedNova:
+    name: ClassVar[str] = "fednova"
+
+    base: Strategy = field(default_factory=FedAvg)
+    """The method whose updates are normalised."""
+
+    @property
+    def weighting(self) -> str:
+        return self.base.weighting
+
+    @property
+    def evaluation(self) -> str:
+        return self.base.evaluation
+
+    def plan(self, context: RoundContext) -> Plan:
+        return self.base.plan(context)
+
+    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        return self.base.fit(task, model, memory, trainer)
+
+    def fold(self, spec: ModelSpec) -> Fold:
+        return _NovaFold(spec, self.weighting)
+
+
+class _NovaFold:
+    def __init__(self, spec: ModelSpec, weighting: str) -> None:
+        shapes = {t.name: t.shape for t in spec.tensors}
+        self._by_samples = weighting == "samples"
+        self._statistics = {t.name for t in spec.tensors if t.role is Role.BUFFER}
+        self._changes = NormalisedMean(shapes)
+        self._plain = MaskedMean(shapes, weighted=self._by_samples)
+
+    def add(self, update: Update) -> None:
+        report = update.report
+        weight = report.num_samples if self._by_samples else 1
+        trained = {n: p for n, p in update.patches.items() if n not in self._statistics}
+        self._changes.add(trained, weight, report.effective_steps)
+        self._plain.add({n: p for n, p in update.patches.items() if n in self._statistics}, weight)
+
+    def finish(self, model: Tensors, state: Tensors) -> Folded:
+        return Folded(self._plain.finish(self._changes.finish(model)), state)

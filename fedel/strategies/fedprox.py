@@ -1,0 +1,87 @@
+"""FedProx (Li et al., 2020) around any method: local training is held near the model it started from.
+
+Each step adds ``mu * (w - w_r)`` to the gradient of every tensor that trains; what a method freezes does not
+move anyway, so with FedEL the term acts inside the window alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from fedel.strategies.fedavg import FedAvg
+from fedel.types import (
+    Fold,
+    Job,
+    LocalWork,
+    Memory,
+    ModelSpec,
+    Plan,
+    RoundContext,
+    Strategy,
+    Task,
+    Tensors,
+    TimingProfile,
+    Trained,
+    Trainer,
+    Update,
+    Window,
+)
+
+
+@dataclass(frozen=True)
+class FedProx:
+    name: ClassVar[str] = "fedprox"
+
+    base: Strategy = field(default_factory=FedAvg)
+    """The method whose local training gets the proximal term."""
+    mu: float = 0.01
+    """Strength of the pull towards the round's starting model."""
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError(f"mu = {self.mu:g}: the proximal term needs a value of at least 0")
+
+    @property
+    def weighting(self) -> str:
+        return self.base.weighting
+
+    @property
+    def evaluation(self) -> str:
+        return self.base.evaluation
+
+    def plan(self, context: RoundContext) -> Plan:
+        return self.base.plan(context)
+
+    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        return self.base.fit(task, model, memory, _Proximal(trainer, self.mu))
+
+    def fold(self, spec: ModelSpec) -> Fold:
+        return self.base.fold(spec)
+
+
+class _Proximal:
+    """A trainer that adds the proximal term to every job."""
+
+    def __init__(self, trainer: Trainer, mu: float) -> None:
+        self._trainer = trainer
+        self._mu = mu
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._trainer.spec
+
+    @property
+    def profile(self) -> TimingProfile:
+        return self._trainer.profile
+
+    @property
+    def num_samples(self) -> int:
+        return self._trainer.num_samples
+
+    def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> dict[str, float]:
+        # The trial step starts at w_r, where the proximal gradient is zero.
+        return dict(self._trainer.probe(model, window, work, seed))
+
+    def train(self, model: Tensors, job: Job) -> Trained:
+        return self._trainer.train(model, replace(job, proximal=self._mu))

@@ -1,0 +1,157 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedel.core.aggregation import MaskedMean, NormalisedMean
+from fedel.errors import UpdateRefused
+from fedel.types import Patch
+
+
+def f32(*values):
+    return np.array(values, np.float32)
+
+
+def fold(mean, updates, model):
+    for patches, *weights in updates:
+        mean.add(patches, *weights)
+    return mean.finish(model)
+
+
+def test_the_mean_is_over_those_who_trained_the_tensor():
+    model = {"a": f32(0, 0), "b": f32(1, 1), "c": f32(0.1, -0.3)}
+    new = fold(
+        MaskedMean(),
+        [({"a": Patch(f32(1, 2))},), ({"a": Patch(f32(3, 5)), "b": Patch(f32(7, 8))},)],
+        model,
+    )
+    assert [2.0, 3.5] == new["a"].tolist()
+    assert [7.0, 8.0] == new["b"].tolist()
+    assert model["c"].tobytes() == new["c"].tobytes()
+    assert np.float32 == new["a"].dtype
+
+
+def test_samples_weigh():
+    new = fold(
+        MaskedMean(weighted=True),
+        [({"a": Patch(f32(1.0))}, 30), ({"a": Patch(f32(5.0))}, 10)],
+        {"a": f32(0.0)},
+    )
+    assert [2.0] == new["a"].tolist()
+
+
+def test_slices_and_masks_are_averaged_value_by_value():
+    model = {"w": np.full((3, 3), 9, np.float32)}
+    mask = np.zeros((3, 3), bool)
+    mask[0, 0] = mask[2, 2] = True
+    updates = [
+        ({"w": Patch(np.ones((2, 2), np.float32), (slice(0, 2), slice(0, 2)))},),
+        ({"w": Patch(f32(3, 5), mask)},),
+    ]
+    new = fold(MaskedMean({"w": (3, 3)}), updates, model)
+    assert [[2, 1, 9], [1, 1, 9], [9, 9, 5]] == new["w"].tolist()
+
+
+def test_whole_and_partial_patches_mix():
+    updates = [({"w": Patch(f32(1, 1))},), ({"w": Patch(f32(3), (slice(0, 1),))},)]
+    new = fold(MaskedMean({"w": (2,)}), updates, {"w": f32(9, 9)})
+    assert [2.0, 1.0] == new["w"].tolist()
+
+
+def test_absent_tensors_count_as_the_old_value_where_asked():
+    updates = [({"a": Patch(f32(4.0))},), ({"b": Patch(f32(1.0))},)]
+    new = fold(MaskedMean(absent_counts=True), updates, {"a": f32(0.0), "b": f32(1.0)})
+    assert [2.0] == new["a"].tolist()
+    assert [1.0] == new["b"].tolist()
+
+
+def test_one_client_alone_gives_its_values_back_to_the_bit():
+    values = np.random.default_rng(0).normal(0, 0.05, 1000).astype(np.float32)
+    values[np.abs(values) < 2**-17] = 0.5
+    new = fold(MaskedMean(), [({"w": Patch(values)},)], {"w": np.zeros(1000, np.float32)})
+    assert values.tobytes() == new["w"].tobytes()
+
+
+floats = st.floats(-100, 100, width=32)
+updates = st.lists(
+    st.tuples(hnp.arrays(np.float32, 7, elements=floats), st.integers(1, 10_000), st.integers(1, 500)),
+    min_size=2,
+    max_size=5,
+)
+
+
+@given(updates, st.booleans())
+def test_the_order_of_arrival_does_not_change_a_bit(clients, weighted):
+    model = {"w": np.linspace(-1, 1, 7, dtype=np.float32)}
+    results = set()
+    for permutation in itertools.permutations(clients):
+        mean = MaskedMean(weighted=weighted)
+        nova = NormalisedMean()
+        for values, weight, steps in permutation:
+            mean.add({"w": Patch(values)}, weight if weighted else 1)
+            nova.add({"w": Patch(values)}, weight, steps)
+        results.add(mean.finish(model)["w"].tobytes() + nova.finish(model)["w"].tobytes())
+    assert 1 == len(results)
+
+
+@given(updates)
+def test_equals_a_mean_in_double_precision(clients):
+    mean = MaskedMean(weighted=True)
+    for values, weight, _ in clients:
+        mean.add({"w": Patch(values)}, weight)
+    expected = np.average([c[0].astype(np.float64) for c in clients], axis=0, weights=[c[1] for c in clients])
+    actual = mean.finish({"w": np.zeros(7, np.float32)})["w"]
+    np.testing.assert_allclose(actual, expected, rtol=2e-7, atol=1e-8)
+
+
+def test_fednova_equals_its_formula():
+    rng = np.random.default_rng(1)
+    model = {"w": rng.normal(size=5).astype(np.float32)}
+    clients = [(rng.normal(size=5).astype(np.float32), p, a) for p, a in [(10, 5.61), (30, 2.0), (5, 40.0)]]
+    mean = NormalisedMean()
+    for values, p, a in clients:
+        mean.add({"w": Patch(values)}, p, a)
+    total = sum(p for _, p, _ in clients)
+    effective = sum(p / total * a for _, p, a in clients)
+    expected = model["w"] - sum(p / total * effective / a * (model["w"] - v) for v, p, a in clients)
+    np.testing.assert_allclose(mean.finish(model)["w"], expected, rtol=1e-6)
+
+
+def test_fednova_with_equal_steps_is_the_weighted_mean():
+    model = {"w": f32(1.0, 2.0)}
+    nova, plain = NormalisedMean(), MaskedMean(weighted=True)
+    for values, weight in [(f32(0.5, 1.5), 3), (f32(0.25, -1), 9)]:
+        nova.add({"w": Patch(values)}, weight, 8)
+        plain.add({"w": Patch(values)}, weight)
+    np.testing.assert_allclose(nova.finish(model)["w"], plain.finish(model)["w"], rtol=1e-6)
+
+
+def test_fednova_normalises_parts_by_those_who_trained_them():
+    model = {"w": f32(1.0, 1.0)}
+    nova = NormalisedMean({"w": (2,)})
+    nova.add({"w": Patch(f32(0.0, 0.0))}, 1, 2)
+    nova.add({"w": Patch(f32(-2.0), (slice(0, 1),))}, 1, 6)
+    # First value: tau_eff 4, mean of 1/2 and 3/6; second value: the first client alone.
+    np.testing.assert_allclose(nova.finish(model)["w"], [1 - 4 * (0.5 + 0.5) / 2, 0.0], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [(f32(1, np.nan), "not_finite"), (f32(np.inf, 0), "not_finite"), (f32(1e9, 0), "range")],
+)
+def test_an_unsound_update_is_refused_whole(values, reason):
+    mean = MaskedMean()
+    with pytest.raises(UpdateRefused, match="'b'") as refused:
+        mean.add({"a": Patch(f32(5.0, 5.0)), "b": Patch(values)})
+    assert reason == refused.value.reason
+    model = {"a": f32(1, 1), "b": f32(2, 2)}
+    assert model["a"].tobytes() == mean.finish(model)["a"].tobytes()
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan")])
+def test_a_weight_must_count(weight):
+    with pytest.raises(UpdateRefused, match="weight"):
+        MaskedMean(weighted=True).add({"a": Patch(f32(1.0))}, weight)
