@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format types test test-slow clean
+.PHONY: help setup protos lint format types test test-slow clean
 
 help:  ## list these verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,10 +21,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
+protos: setup  ## regenerate the gRPC stubs in fedel/v1 from protos/
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --grpc_python_out=. --mypy_out=quiet:. \
+	  --mypy_grpc_out=quiet:. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc protos/fedel/v1/*.proto
+	@rm -f fedel/v1/model_pb2_grpc.py* fedel/v1/task_pb2_grpc.py*
+
 lint: setup  ## style, dead code, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/buf lint
 
 format: setup  ## let ruff rewrite the layout
 	$(BIN)/ruff check --fix .

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -87,6 +87,10 @@ class ModelSpec:
     def exits_for(self, end: int, front: int) -> tuple[int, ...]:
         """The exits through which blocks ``end`` to ``front`` train."""
         return tuple(range(end, front + 1)) if self.exit_each else (front,)
+
+    def subset(self, names: Collection[str]) -> ModelSpec:
+        """The same model with some of its tensors, as one of several aggregators keeps it."""
+        return replace(self, tensors=tuple(t for t in self.tensors if t.name in names))
 
     @cached_property
     def digest(self) -> str:
@@ -271,6 +275,7 @@ class Report:
     peak_memory_bytes: int = 0
     window: Window | None = None
     resets: int = 0
+    rounds_held: int = 0
     selected: tuple[str, ...] = ()
     """Weights trained this round."""
     over_budget: bool = False
@@ -355,6 +360,11 @@ class Trainer(Protocol):
 
     @property
     def num_samples(self) -> int: ...
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """Labels the client holds, sorted; empty where they are unknown or, as in text, not a few."""
+        ...
 
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
         """First-order loss change <g1, dw> of every weight in the window, by a trial step (negative helps).

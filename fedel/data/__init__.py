@@ -1,1 +1,7 @@
 """Data sets in their official formats, fetching and checking them, and splitting them among clients."""
+
+from fedel.data.dataset import Dataset, Split
+from fedel.data.load import from_arrays, load_data
+from fedel.data.partition import Partition, PartitionConfig
+
+__all__ = ["Dataset", "Partition", "PartitionConfig", "Split", "from_arrays", "load_data"]

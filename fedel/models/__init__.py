@@ -1,1 +1,7 @@
 """Every model is a list of blocks with an early exit after each."""
+
+from fedel.models.blocks import BlockModel
+from fedel.models.custom import as_block_model, load_model
+from fedel.models.registry import MODELS, build
+
+__all__ = ["MODELS", "BlockModel", "as_block_model", "build", "load_model"]

@@ -22,8 +22,10 @@ from fedel.types import (
     Role,
     RoundContext,
     StepCost,
+    Strategy,
     Task,
     Tensors,
+    TimingProfile,
     Trained,
     Trainer,
     Update,
@@ -41,6 +43,12 @@ def one_of(name: str, value: str, allowed: Collection[str]) -> None:
 
 def check_scope(scope: str) -> None:
     one_of("budget_scope", scope, SCOPES)
+
+
+def scope_of(strategy: Strategy) -> str:
+    """What counts against T_th under this strategy; a wrapper takes after what it wraps."""
+    base = getattr(strategy, "base", None)
+    return scope_of(base) if base is not None else getattr(strategy, "budget_scope", "train")
 
 
 def draw(context: RoundContext) -> list[ClientView]:
@@ -100,6 +108,7 @@ def update_of(
     window: Window | None = None,
     probe: StepCost = FREE,
     resets: int = 0,
+    rounds_held: int = 0,
     over_budget: bool = False,
 ) -> Update:
     """The update a client sends, with its report."""
@@ -118,6 +127,7 @@ def update_of(
         peak_memory_bytes=trained.peak_memory_bytes,
         window=window,
         resets=resets,
+        rounds_held=rounds_held,
         selected=tuple(t.name for t in trainer.spec.weights if t.name in job.selected),
         over_budget=over_budget,
     )
@@ -133,6 +143,35 @@ def _norm_of_change(spec: ModelSpec, model: Tensors, patches: Mapping[str, Patch
         change = np.subtract(patch.values, old, dtype=np.float64).ravel()
         square += float(change @ change)
     return float(np.sqrt(square))
+
+
+class WrappedTrainer:
+    """A trainer that behaves like another one, except where a subclass says otherwise."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._trainer.spec
+
+    @property
+    def profile(self) -> TimingProfile:
+        return self._trainer.profile
+
+    @property
+    def num_samples(self) -> int:
+        return self._trainer.num_samples
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        return self._trainer.classes
+
+    def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
+        return self._trainer.probe(model, window, work, seed)
+
+    def train(self, model: Tensors, job: Job) -> Trained:
+        return self._trainer.train(model, job)
 
 
 class MeanFold:

@@ -86,6 +86,7 @@ class FedEL:
             window,
             probe=probe_cost(trainer, window),
             resets=memory.resets,
+            rounds_held=memory.rounds_held,
             over_budget=not fits,
         )
         return update, replace(memory, selected=update.report.selected)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from fedel.strategies.base import WrappedTrainer
 from fedel.strategies.fedavg import FedAvg
 from fedel.types import (
     Fold,
     Job,
-    LocalWork,
     Memory,
     ModelSpec,
     Plan,
@@ -21,11 +21,9 @@ from fedel.types import (
     Strategy,
     Task,
     Tensors,
-    TimingProfile,
     Trained,
     Trainer,
     Update,
-    Window,
 )
 
 
@@ -60,28 +58,15 @@ class FedProx:
         return self.base.fold(spec)
 
 
-class _Proximal:
-    """A trainer that adds the proximal term to every job."""
+class _Proximal(WrappedTrainer):
+    """A trainer that adds the proximal term to every job.
+
+    The importance probe needs none: its trial step starts at w_r, where the proximal gradient is zero.
+    """
 
     def __init__(self, trainer: Trainer, mu: float) -> None:
-        self._trainer = trainer
+        super().__init__(trainer)
         self._mu = mu
 
-    @property
-    def spec(self) -> ModelSpec:
-        return self._trainer.spec
-
-    @property
-    def profile(self) -> TimingProfile:
-        return self._trainer.profile
-
-    @property
-    def num_samples(self) -> int:
-        return self._trainer.num_samples
-
-    def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> dict[str, float]:
-        # The trial step starts at w_r, where the proximal gradient is zero.
-        return dict(self._trainer.probe(model, window, work, seed))
-
     def train(self, model: Tensors, job: Job) -> Trained:
-        return self._trainer.train(model, replace(job, proximal=self._mu))
+        return super().train(model, replace(job, proximal=self._mu))

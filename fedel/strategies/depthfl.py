@@ -1,0 +1,187 @@
+"""DepthFL (Kim et al., 2023): a slow client trains the first blocks, with exits on the way (algorithms 6).
+
+The exits of one client teach each other, so that deep ones, which few clients train, learn from shallow ones.
+The model predicts by the mean of the exits' logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from fedel.core.timing import step_cost
+from fedel.strategies.base import (
+    WEIGHTINGS,
+    MeanFold,
+    check_scope,
+    draw,
+    job_for,
+    one_of,
+    order,
+    update_of,
+)
+from fedel.strategies.elastictrainer import SLACK
+from fedel.strategies.timelyfl import whole_step
+from fedel.types import (
+    Array,
+    Fold,
+    Folded,
+    Memory,
+    ModelSpec,
+    Patch,
+    Plan,
+    Role,
+    RoundContext,
+    StepCost,
+    Task,
+    Tensors,
+    TimingProfile,
+    Trainer,
+    Update,
+    Window,
+)
+
+STATE_PREFIX = "feddyn/"
+"""Marks the server's FedDyn tensors among the state that a fold hands on."""
+
+
+@dataclass(frozen=True)
+class DepthFL:
+    name: ClassVar[str] = "depthfl"
+    evaluation: ClassVar[str] = "ensemble"
+
+    budget_scope: str = "backward"
+    """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
+    distil: bool = True
+    """Let the exits of a client learn from each other."""
+    ramp_rounds: int = 300
+    """Rounds until distillation has its full weight."""
+    feddyn_alpha: float = 0.0
+    """Strength of FedDyn's regulariser (the reference takes 0.1); 0 switches it off."""
+    num_clients: int = 0
+    """Clients in the whole federation, not in a round; FedDyn needs it."""
+    weighting: str = "uniform"
+    """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
+
+    def __post_init__(self) -> None:
+        if self.ramp_rounds < 1:
+            raise ValueError(f"ramp_rounds = {self.ramp_rounds}: distillation ramps up over at least 1 round")
+        if self.feddyn_alpha < 0:
+            raise ValueError(f"feddyn_alpha = {self.feddyn_alpha:g}: at least 0, which switches FedDyn off")
+        if self.feddyn_alpha and self.num_clients < 1:
+            raise ValueError(
+                f"feddyn_alpha = {self.feddyn_alpha:g} needs num_clients, the size of the federation: set it"
+            )
+        check_scope(self.budget_scope)
+        one_of("weighting", self.weighting, WEIGHTINGS)
+
+    def plan(self, context: RoundContext) -> Plan:
+        tasks = []
+        for client in draw(context):
+            depth = self.depth_for(context.spec, client.profile, context.budget_seconds)
+            tasks.append(order(context, client, {"depth": float(depth)}))
+        return Plan(tuple(tasks))
+
+    def depth_for(self, spec: ModelSpec, profile: TimingProfile, budget_seconds: float) -> int:
+        """The deepest prefix whose step fits the budget; the shallowest of all if none does.
+
+        T_th is the plain model's time on some device. One that keeps it with the plain model gets the whole
+        network although its exits come on top: otherwise nobody would train the last blocks.
+        """
+        limit = budget_seconds * (1 + SLACK)
+        if whole_step(spec, profile).total(self.budget_scope) <= limit:
+            return spec.num_blocks
+        fitting = [d for d in depths(spec) if prefix_step(spec, profile, d).total(self.budget_scope) <= limit]
+        return max(fitting, default=depths(spec)[0])
+
+    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        spec, depth = trainer.spec, int(task.settings["depth"])
+        exits = exits_of(spec, depth)
+        selected = {t.name for t in spec.weights_in(1, depth)}
+        weight = ramp(task.round_num, self.ramp_rounds) if self.distil and len(exits) > 1 else 0.0
+        job = replace(
+            job_for(task, trainer, selected, Window(1, depth), exits),
+            distil=weight,
+            dyn_alpha=self.feddyn_alpha,
+            dyn_drift=memory.tensors if self.feddyn_alpha else {},
+        )
+        trained = trainer.train(model, job)
+        cost = prefix_step(spec, trainer.profile, depth)
+        limit = task.budget_seconds * (1 + SLACK)
+        over = depth == depths(spec)[0] and cost.total(self.budget_scope) > limit
+        update = update_of(task, model, trainer, job, trained, cost, Window(1, depth), over_budget=over)
+        if self.feddyn_alpha:
+            memory = replace(memory, tensors=self._drift(spec, model, memory.tensors, trained.patches))
+        return update, memory
+
+    def fold(self, spec: ModelSpec) -> Fold:
+        if self.feddyn_alpha:
+            return _FedDynFold(spec, self.weighting, self.feddyn_alpha, self.num_clients)
+        return MeanFold(spec, self.weighting)
+
+    def _drift(
+        self, spec: ModelSpec, model: Tensors, drift: Tensors, patches: Mapping[str, Patch]
+    ) -> dict[str, Array]:
+        """h_n <- h_n - alpha (w_n - w_r), of every tensor the client trained."""
+        new = dict(drift)
+        for name, patch in patches.items():
+            if spec.by_name[name].role is not Role.BUFFER:
+                new[name] = new.get(name, np.float32(0)) - self.feddyn_alpha * (patch.values - model[name])
+        return new
+
+
+class _FedDynFold:
+    """The mean, moved on by the server's memory h of where the federation has drifted (algorithms 6.3)."""
+
+    def __init__(self, spec: ModelSpec, weighting: str, alpha: float, num_clients: int) -> None:
+        self._mean = MeanFold(spec, weighting)
+        self._trained = {t.name for t in spec.tensors if t.role is not Role.BUFFER}
+        self._counts: Counter[str] = Counter()
+        self._alpha, self._num_clients = alpha, num_clients
+
+    def add(self, update: Update) -> None:
+        self._mean.add(update)
+        self._counts.update(update.patches.keys() & self._trained)
+
+    def finish(self, model: Tensors, state: Tensors) -> Folded:
+        new, memory = dict(self._mean.finish(model, state).model), dict(state)
+        for name, count in self._counts.items():
+            mean, old = new[name], model[name]
+            drift = memory.get(STATE_PREFIX + name, np.zeros_like(old))
+            share = self._alpha * count / self._num_clients
+            drift = (drift - share * np.subtract(mean, old, dtype=np.float64)).astype(old.dtype)
+            memory[STATE_PREFIX + name] = drift
+            new[name] = (mean - np.divide(drift, self._alpha, dtype=np.float64)).astype(old.dtype)
+        return Folded(new, memory)
+
+
+def depths(spec: ModelSpec) -> tuple[int, ...]:
+    """The blocks to cut after: the model's stages, or quarters of it where it has none to choose from."""
+    if len(spec.stages) > 1:
+        return spec.stages
+    return tuple(sorted({math.ceil(spec.num_blocks * quarter / 4) for quarter in (1, 2, 3, 4)}))
+
+
+def exits_of(spec: ModelSpec, depth: int) -> tuple[int, ...]:
+    """The exits of a client of this depth: one at each cut, or at each block of a frozen trunk."""
+    return spec.exits_for(1, depth) if spec.exit_each else tuple(d for d in depths(spec) if d <= depth)
+
+
+def prefix_step(spec: ModelSpec, profile: TimingProfile, depth: int) -> StepCost:
+    """One step of the blocks up to ``depth`` with all their exits."""
+    selected = {t.name for t in spec.weights_in(1, depth)}
+    return step_cost(profile, selected, exits_of(spec, depth), exit_each=spec.exit_each)
+
+
+def ramp(round_num: int, ramp_rounds: int = 300) -> float:
+    """Weight of distillation in a round: next to nothing at first, 1 from ``ramp_rounds`` on.
+
+    >>> [round(ramp(t), 4) for t in (0, 150, 300, 1000)]
+    [0.0067, 0.2865, 1.0, 1.0]
+    """
+    return math.exp(-5 * (1 - min(round_num, ramp_rounds) / ramp_rounds) ** 2)

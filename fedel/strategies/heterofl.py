@@ -1,0 +1,131 @@
+"""HeteroFL (Diao et al., 2021): a slow client trains the first channels of every layer (algorithms 5).
+
+Each value of the model is averaged over the clients whose sub-model contains it; of the classifier a client
+counts only in the rows of the classes it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from fedel.core.timing import width_step
+from fedel.strategies.base import (
+    WEIGHTINGS,
+    MeanFold,
+    check_scope,
+    draw,
+    job_for,
+    one_of,
+    order,
+    update_of,
+    whole,
+)
+from fedel.strategies.elastictrainer import SLACK
+from fedel.types import (
+    Fold,
+    Job,
+    Memory,
+    ModelSpec,
+    Patch,
+    Plan,
+    Role,
+    RoundContext,
+    Task,
+    Tensors,
+    TimingProfile,
+    Trainer,
+    Update,
+)
+
+
+@dataclass(frozen=True)
+class HeteroFL:
+    name: ClassVar[str] = "heterofl"
+    evaluation: ClassVar[str] = "final"
+
+    widths: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+    """Shares of the channels to choose from; a client gets the largest whose step fits its budget."""
+    budget_scope: str = "backward"
+    """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
+    scaler: bool = True
+    """Divide activations by the width while training, so that wide and narrow models agree."""
+    static_norm: bool = True
+    """Batch norm by batch statistics alone; running statistics are measured after training."""
+    masked_loss: bool = True
+    """Leave classes that the client does not hold out of its loss and of its classifier's rows."""
+    clip_norm: float = 0.0
+    """Gradient norm for this method alone (the reference clips at 1); 0 keeps what all methods use."""
+    weighting: str = "uniform"
+    """How much a client counts in the mean: ``uniform`` or ``samples``."""
+
+    def __post_init__(self) -> None:
+        if not self.widths or not all(0 < width <= 1 for width in self.widths):
+            raise ValueError(f"widths = {list(self.widths)}: give at least one share, each above 0 and up to 1")
+        if self.clip_norm < 0:
+            raise ValueError(f"clip_norm = {self.clip_norm:g}: a norm is at least 0; 0 switches it off")
+        check_scope(self.budget_scope)
+        one_of("weighting", self.weighting, WEIGHTINGS)
+
+    def plan(self, context: RoundContext) -> Plan:
+        return Plan(
+            tuple(
+                order(context, client, {"width": self.width_for(client.profile, context.budget_seconds)})
+                for client in draw(context)
+            )
+        )
+
+    def width_for(self, profile: TimingProfile, budget_seconds: float) -> float:
+        """The largest width whose step fits the budget; the smallest of all if none does."""
+        fitting = [width for width in self.widths if self._fits(profile, width, budget_seconds)]
+        return max(fitting, default=min(self.widths))
+
+    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        spec, width = trainer.spec, task.settings["width"]
+        job = replace(
+            job_for(task, trainer, {t.name for t in spec.weights}, whole(spec)),
+            work=replace(task.work, clip_norm=self.clip_norm or task.work.clip_norm),
+            width=width,
+            width_scaler=self.scaler,
+            static_norm=self.static_norm,
+            masked_loss=self.masked_loss,
+        )
+        trained = trainer.train(model, job)
+        if self.masked_loss and trainer.classes:
+            trained = replace(trained, patches=own_rows(spec, job, trained.patches, trainer.classes))
+        over = not self._fits(trainer.profile, width, task.budget_seconds)
+        cost = width_step(trainer.profile, width)
+        return update_of(task, model, trainer, job, trained, cost, over_budget=over), memory
+
+    def fold(self, spec: ModelSpec) -> Fold:
+        return MeanFold(spec, self.weighting)
+
+    def _fits(self, profile: TimingProfile, width: float, budget_seconds: float) -> bool:
+        return width_step(profile, width).total(self.budget_scope) <= budget_seconds * (1 + SLACK)
+
+
+def own_rows(
+    spec: ModelSpec, job: Job, patches: Mapping[str, Patch], classes: tuple[int, ...]
+) -> dict[str, Patch]:
+    """The patches with those of the classifiers cut to the rows of ``classes``; classes are never narrowed."""
+    rows = np.array(classes, dtype=np.int64)
+    cut = dict(patches)
+    for name in _classifiers(spec, job.exits):
+        if name in cut and len(cut[name].values) > rows[-1]:
+            values, where = cut[name].values, cut[name].where
+            columns = where[1:] if isinstance(where, tuple) else ()
+            cut[name] = Patch(values[rows], (rows, *columns))
+    return cut
+
+
+def _classifiers(spec: ModelSpec, exits: tuple[int, ...]) -> list[str]:
+    """Tensors of the layer that ends each exit: the last one that trains in its block."""
+    names = []
+    for block in exits:
+        trained = [t.name for t in spec.tensors if t.block == block and t.role in (Role.WEIGHT, Role.EXIT)]
+        layer = trained[-1].rpartition(".")[0] if trained else ""
+        names += [name for name in trained if name.rpartition(".")[0] == layer]
+    return names

@@ -1,0 +1,25 @@
+"""Mini-batches of one client: fresh permutations of its samples, the same for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedel.types import Array, LocalWork
+
+
+def batch_stream(indices: Array, work: LocalWork, rng: np.random.Generator) -> Iterator[Array]:
+    """Endless; a client with fewer samples than a batch uses what it has.
+
+    The short batch at the end of a pass counts where work is measured in epochs, and is left out where it
+    is measured in steps: a step has one price then.
+    """
+    size = min(work.batch_size, len(indices))
+    whole = len(indices) // size * size if work.num_steps else len(indices)
+    while True:
+        order = rng.permutation(indices)
+        for start in range(0, whole, size):
+            batch = order[start : min(start + size, whole)]
+            # Batch norm cannot normalise a single sample, so it gets company.
+            yield batch if len(batch) > 1 else np.append(batch, order[0])

@@ -1,0 +1,245 @@
+"""Our types to protobuf messages and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedel.errors import UpdateRefused
+from fedel.types import (
+    BlockTime,
+    LocalWork,
+    Memory,
+    ModelSpec,
+    Report,
+    Role,
+    StepCost,
+    Task,
+    TensorSpec,
+    TensorTime,
+    TimingProfile,
+    WidthTime,
+    Window,
+)
+from fedel.v1 import model_pb2, task_pb2
+
+_ROLES = {
+    Role.WEIGHT: model_pb2.TENSOR_ROLE_WEIGHT,
+    Role.EXIT: model_pb2.TENSOR_ROLE_EXIT,
+    Role.BUFFER: model_pb2.TENSOR_ROLE_BUFFER,
+    Role.FROZEN: model_pb2.TENSOR_ROLE_FROZEN,
+}
+_ROLES_BACK = {number: role for role, number in _ROLES.items()}
+
+
+def spec_to_pb(spec: ModelSpec) -> model_pb2.ModelSpec:
+    return model_pb2.ModelSpec(
+        name=spec.name,
+        block_names=spec.block_names,
+        tensors=[
+            model_pb2.TensorSpec(
+                name=t.name, block=t.block, shape=t.shape, role=_ROLES[t.role], dtype=dtype_to_pb(t.dtype)
+            )
+            for t in spec.tensors
+        ],
+        stages=spec.stages,
+        exit_each=spec.exit_each,
+    )
+
+
+def spec_from_pb(message: model_pb2.ModelSpec) -> ModelSpec:
+    return ModelSpec(
+        name=message.name,
+        block_names=tuple(message.block_names),
+        tensors=tuple(
+            TensorSpec(
+                t.name, t.block, tuple(t.shape), _ROLES_BACK.get(t.role, Role.WEIGHT), dtype_from_pb(t.dtype)
+            )
+            for t in message.tensors
+        ),
+        stages=tuple(message.stages),
+        exit_each=message.exit_each,
+    )
+
+
+def dtype_to_pb(dtype: str) -> model_pb2.Dtype.ValueType:
+    if dtype != "float32":
+        raise UpdateRefused("dtype", f"tensors of {dtype} do not travel: convert them to float32")
+    return model_pb2.DTYPE_FLOAT32
+
+
+def dtype_from_pb(number: int) -> str:
+    if number != model_pb2.DTYPE_FLOAT32:
+        raise UpdateRefused("dtype", f"unknown dtype {number}: this side knows float32 alone")
+    return "float32"
+
+
+def task_to_pb(
+    task: Task,
+    run: str,
+    spec: ModelSpec,
+    model_version: int,
+    accepted_round: int,
+    memory: Memory,
+    deadline_seconds: float,
+) -> task_pb2.Task:
+    work = task.work
+    importance = [task.global_importance.get(t.name, 0.0) for t in spec.tensors]
+    return task_pb2.Task(
+        run=run,
+        round_num=task.round_num,
+        client=task.client,
+        budget_seconds=task.budget_seconds,
+        work=task_pb2.LocalWork(
+            num_steps=work.num_steps,
+            num_epochs=work.num_epochs,
+            batch_size=work.batch_size,
+            optimiser=work.optimiser,
+            lr=work.lr,
+            momentum=work.momentum,
+            weight_decay=work.weight_decay,
+            clip_norm=work.clip_norm,
+        ),
+        seed=task.seed,
+        settings=task.settings,
+        global_importance=importance if task.global_importance else [],
+        model_version=model_version,
+        accepted_round=accepted_round,
+        memory=window_to_pb(memory.window, memory.resets, memory.rounds_held, memory.selected),
+        deadline_seconds=deadline_seconds,
+    )
+
+
+def task_from_pb(message: task_pb2.Task, spec: ModelSpec) -> Task:
+    work = message.work
+    importance: Mapping[str, float] = {
+        t.name: value for t, value in zip(spec.tensors, message.global_importance, strict=False)
+    }
+    return Task(
+        round_num=message.round_num,
+        client=message.client,
+        budget_seconds=message.budget_seconds,
+        work=LocalWork(
+            num_steps=work.num_steps,
+            num_epochs=work.num_epochs,
+            batch_size=work.batch_size,
+            optimiser=work.optimiser,
+            lr=work.lr,
+            momentum=work.momentum,
+            weight_decay=work.weight_decay,
+            clip_norm=work.clip_norm,
+        ),
+        seed=message.seed,
+        settings=dict(message.settings),
+        global_importance=importance,
+    )
+
+
+def window_to_pb(
+    window: Window | None, resets: int, rounds_held: int, selected: tuple[str, ...]
+) -> task_pb2.WindowState:
+    return task_pb2.WindowState(
+        end_block=window.end if window else 0,
+        front_block=window.front if window else 0,
+        resets=resets,
+        rounds_held=rounds_held,
+        selected=selected,
+    )
+
+
+def window_from_pb(message: task_pb2.WindowState) -> Window | None:
+    return Window(message.end_block, message.front_block) if message.front_block else None
+
+
+def memory_from_pb(message: task_pb2.WindowState) -> Memory:
+    return Memory(window_from_pb(message), tuple(message.selected), message.resets, message.rounds_held)
+
+
+def report_to_pb(report: Report) -> task_pb2.Report:
+    return task_pb2.Report(
+        client=report.client,
+        round_num=report.round_num,
+        num_samples=report.num_samples,
+        num_steps=report.num_steps,
+        effective_steps=report.effective_steps,
+        loss=report.loss,
+        loss_square=report.loss_square,
+        update_norm=report.update_norm,
+        forward_seconds=report.cost.forward_seconds,
+        backward_seconds=report.cost.backward_seconds,
+        probe_forward_seconds=report.probe.forward_seconds,
+        probe_backward_seconds=report.probe.backward_seconds,
+        train_seconds=report.train_seconds,
+        peak_memory_bytes=report.peak_memory_bytes,
+        window=window_to_pb(report.window, report.resets, report.rounds_held, report.selected),
+        over_budget=report.over_budget,
+    )
+
+
+def report_from_pb(message: task_pb2.Report) -> Report:
+    return Report(
+        client=message.client,
+        round_num=message.round_num,
+        num_samples=message.num_samples,
+        num_steps=message.num_steps,
+        effective_steps=message.effective_steps,
+        loss=message.loss,
+        loss_square=message.loss_square,
+        update_norm=message.update_norm,
+        cost=StepCost(message.forward_seconds, message.backward_seconds),
+        probe=StepCost(message.probe_forward_seconds, message.probe_backward_seconds),
+        train_seconds=message.train_seconds,
+        peak_memory_bytes=message.peak_memory_bytes,
+        window=window_from_pb(message.window),
+        resets=message.window.resets,
+        rounds_held=message.window.rounds_held,
+        selected=tuple(message.window.selected),
+        over_budget=message.over_budget,
+    )
+
+
+def profile_to_pb(profile: TimingProfile) -> task_pb2.TimingProfile:
+    return task_pb2.TimingProfile(
+        device=profile.device,
+        model=profile.model,
+        batch_size=profile.batch_size,
+        tensors=[
+            task_pb2.TensorTime(
+                name=t.name, block=t.block, grad_seconds=t.grad_seconds, update_seconds=t.update_seconds
+            )
+            for t in profile.tensors
+        ],
+        blocks=[
+            task_pb2.BlockTime(
+                forward_seconds=b.forward_seconds,
+                exit_forward_seconds=b.exit_forward_seconds,
+                exit_backward_seconds=b.exit_backward_seconds,
+            )
+            for b in profile.blocks
+        ],
+        widths=[
+            task_pb2.WidthTime(
+                width=w.width, forward_seconds=w.forward_seconds, backward_seconds=w.backward_seconds
+            )
+            for w in profile.widths
+        ],
+        overhead_seconds=profile.overhead_seconds,
+        calibration=profile.calibration,
+        source=profile.source,
+    )
+
+
+def profile_from_pb(message: task_pb2.TimingProfile) -> TimingProfile:
+    return TimingProfile(
+        device=message.device,
+        model=message.model,
+        batch_size=message.batch_size,
+        tensors=tuple(TensorTime(t.name, t.block, t.grad_seconds, t.update_seconds) for t in message.tensors),
+        blocks=tuple(
+            BlockTime(b.forward_seconds, b.exit_forward_seconds, b.exit_backward_seconds)
+            for b in message.blocks
+        ),
+        widths=tuple(WidthTime(w.width, w.forward_seconds, w.backward_seconds) for w in message.widths),
+        overhead_seconds=message.overhead_seconds,
+        calibration=message.calibration,
+        source=message.source,
+    )

@@ -1,0 +1,163 @@
+"""Patches as raw little-endian bytes with a manifest, and back; no pickle, no copy that can be avoided.
+
+A payload is the bytes of its tensors one after the other, in manifest order, so that "how much is there
+already" is a single number and an upload that broke goes on from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedel.errors import UpdateRefused
+from fedel.types import Array, ModelSpec, Patch, TensorSpec, Where
+from fedel.v1 import model_pb2
+from fedel.wire.codec import dtype_from_pb, dtype_to_pb
+
+CHUNK_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What is to be sent."""
+
+    manifest: tuple[model_pb2.TensorManifest, ...]
+    buffers: tuple[memoryview, ...]
+    """Bytes of the payload, piece by piece; nothing of them is copied until it is sent."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.manifest)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.manifest)
+
+    def chunks(self, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[model_pb2.Chunk]:
+        """The payload from ``offset`` on."""
+        position = 0
+        for buffer in self.buffers:
+            start = max(0, offset - position)
+            for begin in range(start, len(buffer), chunk_bytes):
+                data = buffer[begin : begin + chunk_bytes]
+                yield model_pb2.Chunk(offset=position + begin, data=bytes(data))
+            position += len(buffer)
+
+
+def digest(manifest: Sequence[model_pb2.TensorManifest]) -> str:
+    """What a payload is, by its manifest: two payloads with one digest hold the same bytes."""
+    sha = hashlib.sha256()
+    for entry in manifest:
+        sha.update(entry.SerializeToString(deterministic=True))
+    return sha.hexdigest()
+
+
+def pack(patches: Mapping[str, Patch]) -> Payload:
+    """Patches to bytes, without copying whole tensors."""
+    manifest, buffers = [], []
+    for name, patch in patches.items():
+        values = np.ascontiguousarray(patch.values)
+        pieces = [values.reshape(-1).view(np.uint8).data]
+        where = model_pb2.Where()
+        if isinstance(patch.where, np.ndarray):
+            where.bitmap = True
+            pieces.insert(0, np.packbits(patch.where).data)
+        elif patch.where is not None:
+            where = _where_to_pb(patch.where)
+        crc = 0
+        for piece in pieces:
+            crc = zlib.crc32(piece, crc)
+        manifest.append(
+            model_pb2.TensorManifest(
+                name=name,
+                dtype=dtype_to_pb(str(values.dtype)),
+                shape=values.shape,
+                num_bytes=sum(len(piece) for piece in pieces),
+                crc32=crc,
+                where=where,
+            )
+        )
+        buffers += pieces
+    return Payload(tuple(manifest), tuple(buffers))
+
+
+def _where_to_pb(where: tuple[slice | Array, ...]) -> model_pb2.Where:
+    if all(isinstance(part, slice) and not part.start and part.step in (None, 1) for part in where):
+        return model_pb2.Where(prefix=[part.stop for part in where])  # type: ignore[union-attr]
+    return model_pb2.Where(
+        grid=[model_pb2.AxisIndex(indices=np.asarray(part).reshape(-1).tolist()) for part in where]
+    )
+
+
+def check(manifest: Sequence[model_pb2.TensorManifest], spec: ModelSpec) -> None:
+    """Refuse a manifest that does not fit the model, before a byte of its payload is taken."""
+    seen: set[str] = set()
+    for entry in manifest:
+        tensor = spec.by_name.get(entry.name)
+        if tensor is None:
+            raise UpdateRefused("unknown_tensor", f"the model has no tensor '{entry.name}'")
+        if entry.name in seen:
+            raise UpdateRefused("unknown_tensor", f"tensor '{entry.name}' stands twice in one update")
+        seen.add(entry.name)
+        if dtype_from_pb(entry.dtype) != tensor.dtype:
+            raise UpdateRefused("dtype", f"tensor '{entry.name}' is not {tensor.dtype}")
+        shape = tuple(entry.shape)
+        expected = _values_shape(entry, tensor)
+        if expected is not None and shape != expected:
+            raise UpdateRefused("shape", f"tensor '{entry.name}' is {shape}, not {expected}")
+        num_bytes = 4 * int(np.prod(shape, dtype=np.int64)) + (
+            (tensor.size + 7) // 8 if entry.where.bitmap else 0
+        )
+        if entry.num_bytes != num_bytes:
+            raise UpdateRefused(
+                "size", f"tensor '{entry.name}' announces {entry.num_bytes} bytes, its shape makes {num_bytes}"
+            )
+
+
+def _values_shape(entry: model_pb2.TensorManifest, tensor: TensorSpec) -> tuple[int, ...] | None:
+    """The shape that the values must have; ``None`` where the bitmap will tell."""
+    where, full = entry.where, tensor.shape
+    if where.bitmap:
+        if len(entry.shape) != 1 or not 0 <= entry.shape[0] <= tensor.size:
+            raise UpdateRefused("shape", f"tensor '{entry.name}' needs at most {tensor.size} masked values")
+        return None
+    if where.grid:
+        inside = len(where.grid) == len(full) and all(
+            0 <= i < size for axis, size in zip(where.grid, full, strict=True) for i in axis.indices
+        )
+        if not inside or any(len(set(axis.indices)) != len(axis.indices) for axis in where.grid):
+            raise UpdateRefused("shape", f"the indices of tensor '{entry.name}' do not fit {full}")
+        return tuple(len(axis.indices) for axis in where.grid)
+    if where.prefix:
+        inside = len(where.prefix) == len(full) and all(
+            0 < n <= size for n, size in zip(where.prefix, full, strict=True)
+        )
+        if not inside:
+            raise UpdateRefused("shape", f"the slices of tensor '{entry.name}' do not fit {full}")
+        return tuple(where.prefix)
+    return full
+
+
+def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tuple[int, ...]) -> Patch:
+    """One tensor's bytes to its patch; ``shape`` is the full tensor's. Refused if the checksum is wrong."""
+    if zlib.crc32(data) != entry.crc32:
+        raise UpdateRefused("checksum", f"tensor '{entry.name}' was damaged on the way: send it again")
+    view = memoryview(data)
+    where: Where = None
+    if entry.where.bitmap:
+        size = int(np.prod(shape, dtype=np.int64))
+        bits = np.frombuffer(view[: (size + 7) // 8], np.uint8)
+        where = np.unpackbits(bits, count=size).astype(bool).reshape(shape)
+        view = view[(size + 7) // 8 :]
+        if int(where.sum()) != entry.shape[0]:
+            raise UpdateRefused("shape", f"the bitmap of tensor '{entry.name}' does not match its values")
+    elif entry.where.grid:
+        where = np.ix_(*(np.array(axis.indices, np.int64) for axis in entry.where.grid))
+    elif entry.where.prefix:
+        where = tuple(slice(0, n) for n in entry.where.prefix)
+    values = np.frombuffer(view, np.dtype("<f4")).reshape(tuple(entry.shape))
+    return Patch(values, where)

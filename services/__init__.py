@@ -1,0 +1,1 @@
+"""The servers: coordinator and aggregator. No torch in here."""

@@ -1,0 +1,100 @@
+"""What every FedEL server does the same way: listen, tell its health, log, and go down gracefully."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from fedel.errors import ServiceError
+from fedel.wire.channel import SERVER_OPTIONS
+
+GRACE_SECONDS = 10.0
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line; ``extra={"run": ..., "round": ..., "client": ...}`` become fields of it."""
+
+    _PLAIN = frozenset(vars(logging.makeLogRecord({})))
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update({k: v for k, v in vars(record).items() if k not in self._PLAIN and k != "message"})
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up_logging(level: str = "INFO", as_json: bool = True) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class Server:
+    """A gRPC server with health and reflection. Not ready until told so, and not ready again while it stops."""
+
+    def __init__(self, service_names: Sequence[str]) -> None:
+        self.grpc = aio.server(options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        self._service_names = [*service_names]
+        self.port = 0
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection(
+            [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
+        )
+
+    async def start(self, address: str) -> int:
+        """Listen on ``host:port``; port 0 takes a free one. Returns the port."""
+        await self.set_ready(False)
+        try:
+            self.port = self.grpc.add_insecure_port(address)
+        except RuntimeError:
+            self.port = 0
+        if self.port == 0:
+            raise ServiceError(f"cannot listen on {address}: is another process using the port?")
+        await self.grpc.start()
+        return self.port
+
+    async def set_ready(self, ready: bool) -> None:
+        """Readiness means: this service can take part in a round now."""
+        status = health_pb2.HealthCheckResponse
+        for name in ["", *self._service_names]:
+            await self._health.set(name, status.SERVING if ready else status.NOT_SERVING)
+
+    async def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Finish the calls that are under way, for a while; take no new ones."""
+        await self.set_ready(False)
+        await self.grpc.stop(grace)
+
+
+async def until_told_to_stop() -> None:
+    """Return on SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+async def refuse(context: Any, code: grpc.StatusCode, message: str, reason: str = "") -> None:
+    """End a call with an error that says what to do; ``reason`` is the short word a metric counts by."""
+    if reason:
+        context.set_trailing_metadata((("fedel-reason", reason),))
+    with suppress(asyncio.CancelledError):
+        await context.abort(code, message)

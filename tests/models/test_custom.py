@@ -1,0 +1,280 @@
+"""The user's own model: split, given exits, or refused with a message that names the block."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedel.errors import ModelError
+from fedel.models import BlockModel, as_block_model, build, load_model
+from fedel.types import Role
+
+
+class TokenMixer(nn.Module):
+    """A transformer over token ids; ``pooled`` classifies the text, else each token."""
+
+    def __init__(self, pooled: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True) for _ in range(2)
+        )
+        self.pool = _Mean() if pooled else nn.Identity()
+        self.head = nn.Linear(8, 5)
+
+    def blocks(self) -> list[nn.Module]:
+        return [self.embed, *self.layers, self.pool, self.head]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(self.pool(x))
+        return logits
+
+
+class _Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1)
+
+
+class Parts(nn.Module):
+    """Whatever is listed is a block; forward is what is given, or the blocks one after the other."""
+
+    def __init__(self, parts: Any, forward: nn.Module | None = None, exits: Any = None) -> None:
+        super().__init__()
+        self.parts, self.whole = parts, forward
+        if exits is not None:
+            self.exits = lambda: exits
+
+    def blocks(self) -> Any:
+        return self.parts
+
+    def forward(self, x: Tensor) -> Any:
+        if self.whole:
+            return self.whole(x)
+        for part in self.parts.values() if isinstance(self.parts, dict) else self.parts:
+            x = part(x)
+        return x
+
+
+def cnn() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(4, 6, 3), nn.ReLU()),
+        *(nn.Flatten(), nn.Dropout(0.5)),
+        nn.Linear(6, 3),
+    )
+
+
+def shapes(model: BlockModel, x: Tensor) -> list[tuple[int, ...]]:
+    return [tuple(logits.shape) for logits in model.eval().all_exits(x)]
+
+
+def test_sequential_splits_at_its_weights_and_norms_join_the_block_before() -> None:
+    x = torch.randn(2, 1, 8, 8)
+    module = cnn()
+    model = as_block_model(module, x)
+    assert model.spec.block_names == ("block1", "block2", "block3")
+    assert [type(m).__name__ for m in model.blocks["block1"].children()] == [
+        "Conv2d",
+        "BatchNorm2d",
+        "ReLU",
+        "MaxPool2d",
+    ]
+    assert model.num_classes == 3
+    assert shapes(model, x) == 3 * [(2, 3)]
+    assert torch.equal(module.eval()(x), model.eval()(x))
+
+
+def test_leading_parts_without_weights_join_the_first_block_and_names_are_kept() -> None:
+    parts = OrderedDict(flatten=nn.Flatten(), hidden=nn.Linear(64, 8), act=nn.ReLU(), out=nn.Linear(8, 4))
+    model = as_block_model(nn.Sequential(parts), torch.randn(2, 1, 8, 8))
+    assert model.spec.block_names == ("hidden", "out")
+    assert [t.name for t in model.spec.weights] == [
+        "blocks.hidden.hidden.weight",
+        "blocks.hidden.hidden.bias",
+        "blocks.out.weight",
+        "blocks.out.bias",
+    ]
+
+
+def test_one_dimensional_convolutions_are_pooled_over_time() -> None:
+    module = nn.Sequential(
+        *(nn.Conv1d(2, 5, 3), nn.ReLU()),
+        *(nn.Conv1d(5, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten()),
+        nn.Linear(6, 4),
+    )
+    x = torch.randn(2, 2, 16)
+    model = as_block_model(module, x)
+    assert model.spec.by_name["exits.block1.linear.weight"].shape == (4, 5)
+    assert shapes(model, x) == 3 * [(2, 4)]
+
+
+def test_transformer_for_texts_has_exits_over_the_mean_token() -> None:
+    ids = torch.randint(20, (2, 7))
+    model = as_block_model(TokenMixer(pooled=True), ids)
+    assert model.spec.block_names == ("embed", "layers_0", "layers_1", "head")
+    assert model.spec.by_name["exits.layers_0.norm.weight"].shape == (8,)
+    assert shapes(model, ids) == 4 * [(2, 5)]
+
+
+def test_transformer_for_tokens_has_exits_for_each_token() -> None:
+    ids = torch.randint(20, (2, 7))
+    model = as_block_model(TokenMixer(pooled=False), ids)
+    assert shapes(model, ids) == 4 * [(2, 7, 5)]
+
+
+def test_dry_run_leaves_statistics_modes_and_gradients_alone() -> None:
+    module = cnn().train()
+    module[7].eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    as_block_model(module, torch.randn(2, 1, 8, 8))
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert [m.training for m in module] == 7 * [True] + [False, True]
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_parameters_the_user_froze_stay_frozen() -> None:
+    module = cnn()
+    module[0].requires_grad_(False)
+    spec = as_block_model(module, torch.randn(2, 1, 8, 8)).spec
+    assert [t.name for t in spec.tensors if t.role is Role.FROZEN] == [
+        "blocks.block1.0.weight",
+        "blocks.block1.0.bias",
+    ]
+
+
+def test_users_own_exits_are_taken() -> None:
+    heads = [nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2)), nn.Linear(5, 2)]
+    parts = {"first": nn.Linear(4, 6), "second": nn.Linear(6, 5), "last": nn.Linear(5, 2)}
+    for exits in (heads, dict(zip(parts, heads, strict=False))):
+        model = as_block_model(Parts(parts, exits=exits), torch.randn(2, 4))
+        assert model.spec.by_name["exits.first.0.weight"].shape == (9, 6)
+
+
+def linear(*sizes: int) -> list[nn.Module]:
+    return [nn.Linear(a, b) for a, b in pairwise(sizes)]
+
+
+class Returns(nn.Linear):
+    def __init__(self, what: str) -> None:
+        super().__init__(4, 4)
+        self.what = what
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return {"tuple": (y, y), "scalar": y.mean(), "other batch": y.reshape(-1, 2), "labels": y.argmax(1)}[
+            self.what
+        ]
+
+
+@pytest.mark.parametrize("what", ["tuple", "scalar", "other batch", "labels"])
+def test_block_after_which_no_exit_can_be_built_is_named(what: str) -> None:
+    module = Parts([*linear(4, 4), Returns(what), *linear(4, 2)], forward=nn.Linear(4, 2))
+    with pytest.raises(ModelError, match="no exit can be built after block 2 'block2' of model 'custom'"):
+        as_block_model(module, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Parts(linear(4, 6, 2), forward=nn.Linear(4, 2)), "differ from its forward by"),
+        (Parts(linear(4, 6), forward=nn.Linear(4, 2)), r"1 block\(s\) with weights"),
+        (
+            Parts(linear(4, 6, 3), forward=nn.Linear(4, 2)),
+            r"give shape \(3, 3\), but its forward gives \(3, 2\)",
+        ),
+        (Parts([*linear(4, 6), *linear(5, 2)]), "block 2 'block2' .* fails on the output of the one before"),
+        (Parts(linear(4, 6, 2), exits=[]), r"exits\(\) of model 'mine' returns 0 heads for 2 blocks"),
+        (
+            Parts(linear(4, 6, 2), exits=linear(5, 2)),
+            "exit after block 1 'block1' .* failed on an input of shape",
+        ),
+        (Parts(linear(4, 6, 2), exits=linear(6, 3)), r"exit after block 1 'block1' .* gives shape \(3, 3\)"),
+        (nn.Linear(4, 2), r"\(Linear\) cannot be split"),
+        (nn.Sequential(nn.Linear(4, 2), nn.ReLU()), r"1 block\(s\) with weights"),
+        (Parts([*linear(4, 6), nn.Linear(6, 8), nn.Unflatten(1, (2, 2, 2))]), "ends in shape"),
+    ],
+)
+def test_models_that_cannot_be_split_are_refused(module: nn.Module, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        as_block_model(module, torch.randn(3, 4), name="mine")
+
+
+def test_weights_shared_between_blocks_are_refused_by_block() -> None:
+    shared = nn.Linear(4, 4)
+    with pytest.raises(ModelError, match="block 2 'block2' uses tensor"):
+        as_block_model(Parts([shared, nn.Sequential(shared, nn.ReLU()), nn.Linear(4, 2)]), torch.randn(3, 4))
+
+
+def test_wrong_number_of_classes_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"ends in shape \(2, 3\), not in \(batch, 10\)"):
+        as_block_model(cnn(), torch.randn(2, 1, 8, 8), num_classes=10)
+
+
+USER_MODULE = """
+from torch import nn
+
+def make_net(hidden=6):
+    return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+def no_module():
+    return 7
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "a_users_own_model.py").write_text(USER_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "a_users_own_model"
+
+
+def test_model_by_path_with_options(user_module: str) -> None:
+    model = build(f"{user_module}:make_net", sample_input=torch.randn(2, 4), num_classes=3, hidden=9)
+    assert model.spec.by_name["blocks.block1.0.weight"].shape == (9, 4)
+    assert model.num_classes == 3
+
+
+def test_module_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model_beside_the_user.py").write_text(USER_MODULE)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert load_model("model_beside_the_user:make_net", torch.randn(2, 4)).num_classes == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("{}:make_nett", "has no function 'make_nett'; nearest: 'make_net'"),
+        ("{}:zzzz", "has no function 'zzzz'; check the part after ':'"),
+        ("no_such_module:make_net", "module 'no_such_module' of model .* cannot be imported"),
+        (":make_net", "module '' of model ':make_net' cannot be imported"),
+        ("{}:no_module", "returned a int; it must return a torch.nn.Module"),
+    ],
+)
+def test_wrong_paths_are_refused(user_module: str, path: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(path.format(user_module), torch.randn(2, 4))
+
+
+def test_plain_module_without_sample_is_refused(user_module: str) -> None:
+    with pytest.raises(ModelError, match="need a sample input"):
+        build(f"{user_module}:make_net")
+
+
+def test_model_whose_classes_are_not_the_datas_is_refused(user_module: str) -> None:
+    with pytest.raises(ModelError, match="gives 3 classes, but the data has 10"):
+        build(f"{user_module}:make_net", sample_input=torch.randn(2, 4), num_classes=10)
+
+
+def test_unknown_option_of_the_users_function_gives_the_nearest(user_module: str) -> None:
+    with pytest.raises(ModelError, match="has no option 'hiden'; nearest: 'hidden'"):
+        build(f"{user_module}:make_net", sample_input=torch.randn(2, 4), hiden=3)
