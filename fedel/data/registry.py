@@ -47,7 +47,7 @@ class Entry:
     def registries(self) -> str:
         """Short form of ``source``."""
         names = dict.fromkeys(p.registry for p in self.packs if p.registry != "installed")
-        return " or ".join(names) or f"--from {self.bring}"
+        return " or ".join(names) or "you, --from"
 
 
 _FASHION_PINS = {
@@ -72,7 +72,7 @@ _ENTRIES = (
         "cifar10",
         "image, 10",
         "139 MB",
-        "none stated, cite it",
+        "cite it",
         vision.cifar10,
         convert.cifar10,
         (
@@ -168,7 +168,7 @@ _ENTRIES = (
     ),
     Entry(
         "mail",
-        "text, authors",
+        "text, users",
         "20 MB",
         "CC0",
         partial(text.user_text, name="mail"),
@@ -185,7 +185,7 @@ _ENTRIES = (
     ),
     Entry(
         "sotu",
-        "text, presidents",
+        "text, users",
         "7 MB",
         "public domain",
         partial(text.user_text, name="sotu"),
@@ -202,7 +202,7 @@ _ENTRIES = (
     ),
     Entry(
         "reddit",
-        "text, authors",
+        "text, users",
         "yours",
         "yours",
         partial(text.user_text, name="reddit"),

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ class FakeTrainer:
                 gradient = np.sign(gradient)
             velocity = job.work.momentum * velocity + gradient
             losses.append(float((gradient**2).mean()))
-            values = values - job.work.lr * velocity
+            values = values - job.work.lr * (velocity + job.proximal * (values - start))
         if job.threshold is not None and t.name in maskable(self.spec):
             values = np.where(np.abs(start) >= job.threshold, values, start)
         return values.astype(np.float32), float(np.mean(losses))
@@ -163,9 +164,9 @@ class FakeTrainer:
         def part(full: Array) -> Array:
             return full if where is None else full[where]
 
-        target = part(generator(self.data_seed, "target", t.name).normal(size=t.shape))
-        noise = part(generator(job.seed, "noise", t.name, step).normal(size=t.shape))
-        gradient = values - target + noise / math.sqrt(job.work.batch_size + self.num_samples)
+        target = part(_normal(t.shape, self.data_seed, "target", t.name))
+        noise = part(_normal(t.shape, job.seed, "noise", t.name, step))
+        gradient = values - target + noise / math.sqrt(job.work.batch_size + 3 * self.num_samples)
         gradient *= sum(e >= t.block for e in job.exits) * (1 + job.distil + job.end / 100)
         gradient /= job.width if job.width_scaler else 1
         if job.masked_loss and self.classes and t.shape[0] == NUM_CLASSES:
@@ -173,7 +174,7 @@ class FakeTrainer:
             gradient[absent] = 0.0
         if job.threshold is not None and t.name in maskable(self.spec):
             gradient *= gradient_factor(values, job.threshold)
-        gradient += job.work.weight_decay * values + (job.proximal + job.dyn_alpha) * (values - start)
+        gradient += job.work.weight_decay * values + job.dyn_alpha * (values - start)
         if job.dyn_alpha and t.name in job.dyn_drift:
             gradient -= part(job.dyn_drift[t.name])
         return np.asarray(gradient)
@@ -311,6 +312,13 @@ def _layer(name: str, block: int, shape: tuple[int, ...], role: Role) -> list[Te
         TensorSpec(f"{name}.weight", block, shape, role),
         TensorSpec(f"{name}.bias", block, shape[:1], role),
     ]
+
+
+@lru_cache(maxsize=10_000)
+def _normal(shape: tuple[int, ...], seed: int, *parts: str | int) -> Array:
+    values = generator(seed, *parts).normal(size=shape)
+    values.flags.writeable = False
+    return values
 
 
 def _effective_steps(job: Job) -> float:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedel.strategies import DepthFL
-from fedel.strategies.depthfl import depths, exits_of, prefix_step, ramp
+from fedel.core.timing import full_step
+from fedel.strategies.depthfl import DepthFL, depths, exits_of, prefix_step, ramp
 from fedel.types import Memory, Role
 
 from .fakes import Recorder, context_of, frozen_spec, initial_model, profile, run_rounds, spec
@@ -40,10 +40,9 @@ def test_prefix_step_by_hand() -> None:
 
 def test_depth_is_the_deepest_prefix_that_fits() -> None:
     slow = profile(2)
-    for depth in (2, 4):
-        budget = prefix_step(spec(), slow, depth).total("backward")
-        assert DepthFL().depth_for(spec(), slow, budget) == depth
-        assert DepthFL().depth_for(spec(), slow, budget * 0.999) == (2 if depth == 4 else 2)
+    budgets = [prefix_step(spec(), slow, depth).total("backward") for depth in (2, 4)]
+    assert [DepthFL().depth_for(spec(), slow, seconds) for seconds in budgets] == [2, 4]
+    assert DepthFL().depth_for(spec(), slow, budgets[1] * 0.999) == 2
 
 
 def test_a_device_that_keeps_the_budget_with_the_plain_model_trains_all_of_it() -> None:
@@ -67,8 +66,8 @@ def test_job_trains_the_prefix_and_distils_only_between_exits(
     slowness: float, exits: tuple[int, ...], distils: bool
 ) -> None:
     client = Recorder(1, 20, profile(slowness))
-    strategy = DepthFL()
-    task = strategy.plan(context_of({"a": client}, round_num=150, budget_seconds=0.309)).tasks[0]
+    strategy, budget = DepthFL(), full_step(profile()).total("backward")
+    task = strategy.plan(context_of({"a": client}, round_num=150, budget_seconds=budget)).tasks[0]
     update, _ = strategy.fit(task, initial_model(), Memory(), client)
     (job,) = client.jobs
     assert job.exits == exits
@@ -92,9 +91,8 @@ def test_feddyn_moves_the_client_memory_against_its_update() -> None:
     task = strategy.plan(context_of({"a": client})).tasks[0]
     first, memory = strategy.fit(task, model, Memory(), client)
     name = "blocks.three.conv.weight"
-    np.testing.assert_allclose(
-        memory.tensors[name], -0.5 * (first.patches[name].values - model[name]), rtol=1e-6
-    )
+    change = first.patches[name].values - model[name]
+    np.testing.assert_allclose(memory.tensors[name], -0.5 * change, rtol=1e-6)
     assert not [n for n in memory.tensors if spec().by_name[n].role is Role.BUFFER]
     second, later = strategy.fit(task, model, memory, client)
     assert client.jobs[1].dyn_drift is memory.tensors

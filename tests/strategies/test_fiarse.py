@@ -7,7 +7,8 @@ import pytest
 
 from fedel.core.sparsity import gradient_factor, magnitude_threshold, maskable
 from fedel.core.timing import full_step
-from fedel.strategies import FIARSE, FedAvg
+from fedel.strategies.fedavg import FedAvg
+from fedel.strategies.fiarse import FIARSE
 from fedel.types import Memory, ModelSpec, Patch, Role, TensorSpec
 
 from .fakes import Recorder, context_of, fleet, frozen_spec, initial_model, profile, run_rounds, same_bits, spec

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedel.core.timing import width_step
-from fedel.strategies import FedAvg, HeteroFL
+from fedel.strategies.fedavg import FedAvg
+from fedel.strategies.heterofl import HeteroFL
 from fedel.types import Memory, Patch, WidthTime
 
 from .fakes import Recorder, context_of, fleet, frozen_spec, initial_model, profile, run_rounds, same_bits, spec

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fedel.core.timing import full_step
-from fedel.strategies import FedAvg, TimelyFL
-from fedel.strategies.timelyfl import interval_of, longest_suffix, workload
+from fedel.strategies.fedavg import FedAvg
+from fedel.strategies.timelyfl import TimelyFL, interval_of, longest_suffix, workload
 from fedel.types import Memory, Window
 
 from .fakes import WORK, Recorder, context_of, fleet, initial_model, profile, run_rounds, same_bits, spec
@@ -76,11 +76,10 @@ def test_suffix_is_the_longest_that_fits() -> None:
 def test_forward_of_the_frozen_side_counts_in_scope_train() -> None:
     client = Recorder(1, 20, profile())
     forward = full_step(client.profile).forward_seconds
-    room = 0.2
-    in_backward, _, _ = longest_suffix(client, room, "backward")
-    in_train, cost, _ = longest_suffix(client, room, "train")
-    assert in_train.end > in_backward.end
-    assert forward < cost.total("train") <= room
+    in_backward, tight, _ = longest_suffix(client, 0.4, "backward")
+    in_train, cost, _ = longest_suffix(client, tight.backward_seconds, "train")
+    assert (in_backward.end, in_train.end) == (1, 3)
+    assert forward < cost.total("train") <= tight.backward_seconds
 
 
 def test_slow_client_trains_the_output_side_and_the_rest_keeps_its_bits() -> None:

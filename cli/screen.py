@@ -1,0 +1,125 @@
+"""A run on one screen: a live table on a terminal, plain lines without one."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedel.v1 import coordinator_pb2 as pb
+
+PHASES = {
+    pb.RUN_PHASE_WAITING: "waiting for clients",
+    pb.RUN_PHASE_RUNNING: "running",
+    pb.RUN_PHASE_PAUSED: "paused",
+    pb.RUN_PHASE_FINISHED: "finished",
+    pb.RUN_PHASE_STOPPED: "stopped",
+    pb.RUN_PHASE_FAILED: "failed",
+}
+OVER = (pb.RUN_PHASE_FINISHED, pb.RUN_PHASE_STOPPED, pb.RUN_PHASE_FAILED)
+MAX_ROWS = 20
+
+
+def bar(end: int, front: int, num_blocks: int) -> str:
+    """The window over the blocks, input on the left.
+
+    >>> bar(2, 4, 6)
+    '·███··'
+    >>> bar(0, 0, 3)
+    '···'
+    """
+    return "".join("█" if end <= block <= front else "·" for block in range(1, num_blocks + 1))
+
+
+def megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.2f} MB" if num_bytes else "-"
+
+
+def against(seconds: float, budget: float) -> str:
+    """Seconds beside the budget they had.
+
+    >>> against(1.1, 1.0)
+    '1.10 s (+10 %)'
+    """
+    if not seconds:
+        return "-"
+    return f"{seconds:.2f} s ({100 * (seconds / budget - 1):+.0f} %)" if budget else f"{seconds:.2f} s"
+
+
+class Screen:
+    """Follows one run; use as a context manager and ``show`` every status that comes."""
+
+    def __init__(self, console: Console, num_blocks: int) -> None:
+        self._console = console
+        self._num_blocks = num_blocks
+        self._rounds: list[dict[str, Any]] = []
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> Screen:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, status: pb.RunStatus) -> None:
+        new = [json.loads(line) for line in status.rounds_json]
+        self._rounds += new
+        if self._live:
+            self._live.update(self._table(status), refresh=True)
+            return
+        for record in new:
+            self._console.print(_line(record, status.num_rounds), highlight=False, soft_wrap=True)
+
+    def _table(self, status: pb.RunStatus) -> Group:
+        done = self._rounds[-1] if self._rounds else None
+        strategy = json.loads(status.config_json).get("strategy", {}).get("name", "")
+        head = Text.assemble(
+            (f"{status.run}", "bold"),
+            f"  {strategy}  round {min(status.round_num + 1, status.num_rounds)} of {status.num_rounds}"
+            f"  {status.round_phase or PHASES.get(status.phase, '')}"
+            f"  T_th {1000 * status.budget_seconds:.1f} ms a step",
+        )
+        if status.message:
+            head.append(f"\n{status.message}", style="yellow")
+        table = Table(box=None, pad_edge=False)
+        for column in ("client", "device", "phase", "window", "training time (against T_th)", "up", "down"):
+            table.add_column(column, no_wrap=True)
+        for client in status.clients[:MAX_ROWS]:
+            window = client.window
+            table.add_row(
+                client.client,
+                client.device_type,
+                client.phase if client.connected else "away",
+                bar(window.end_block, window.front_block, self._num_blocks),
+                against(client.train_seconds, client.budget_seconds),
+                megabytes(client.bytes_up),
+                megabytes(client.bytes_down),
+                style=None if client.connected else "dim",
+            )
+        foot = Text(_line(done, status.num_rounds) if done else "no round is closed yet", style="dim")
+        if len(status.clients) > MAX_ROWS:
+            foot.append(f"\nand {len(status.clients) - MAX_ROWS} more clients")
+        return Group(head, table, foot)
+
+
+def _line(record: dict[str, Any], num_rounds: int) -> str:
+    accuracy = record.get("accuracy")
+    worst = max((c["deviation"] for c in record["clients"] if c["deviation"] is not None), default=None)
+    return (
+        f"round {record['round'] + 1:>3}/{num_rounds}  {record['latency_seconds']:7.2f} s"
+        f"  {record['num_updates']}/{record['num_tasks']} updates"
+        f"  loss {record['loss'] if record['loss'] is not None else float('nan'):.3f}"
+        f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.1f} %'}"
+        f"  worst against T_th {'-' if worst is None else f'{100 * worst:+.0f} %'}"
+        f"  up {record['bytes_up'] / 1e6:.2f} MB  down {record['bytes_down'] / 1e6:.2f} MB"
+    )

@@ -1,0 +1,149 @@
+"""The report itself: ``report.html`` and its Markdown twin ``report.md``."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedel.report import plots
+from fedel.report.runs import Run
+
+PICTURES = (
+    ("Accuracy against time", plots.accuracy_against_time, "How soon each method reaches an accuracy."),
+    (
+        "Training time of each client",
+        plots.round_time_by_client,
+        "Measured seconds in each round; the dashed line is the budget T_th.",
+    ),
+    (
+        "Deviation from T_th",
+        plots.deviation,
+        "0 % is a client that takes exactly the budget; a round lasts as long as its slowest client.",
+    ),
+    (
+        "Tensors trained",
+        plots.selection_map,
+        "A square is a tensor trained in that round: windows slide from the input to the output.",
+    ),
+    ("Bytes", plots.bytes_by_round, "What all clients together sent and received in each round."),
+)
+
+_CSS = Path(__file__).with_name("report.css")
+
+COLUMNS = (
+    "method",
+    "rounds",
+    "final accuracy",
+    "best accuracy",
+    "seconds a round",
+    "time in all",
+    "mean deviation from T_th",
+    "MB up",
+    "MB down",
+)
+
+
+def rows(runs: Sequence[Run]) -> list[list[str]]:
+    """The figures of the comparison table, a row a run, in the order of ``COLUMNS``."""
+    table = []
+    for run in runs:
+        accuracies = [accuracy for _, _, accuracy in run.accuracies()]
+        deviations = run.deviations()
+        mean_deviation = sum(deviations) / len(deviations) if deviations else None
+        table.append(
+            [
+                run.strategy,
+                str(len(run.rounds)),
+                _percent(accuracies[-1] if accuracies else None),
+                _percent(max(accuracies, default=None)),
+                _number(run.mean("latency_seconds"), 2),
+                _number(sum(r["latency_seconds"] for r in run.rounds), 1) + " s",
+                _percent(mean_deviation, signed=True),
+                _number(sum(r.get("bytes_up", 0) for r in run.rounds) / 1e6, 1),
+                _number(sum(r.get("bytes_down", 0) for r in run.rounds) / 1e6, 1),
+            ]
+        )
+    return table
+
+
+def verdicts(runs: Sequence[Run]) -> list[str]:
+    """What the comparison comes to, in sentences; the first run against each of the others."""
+    sentences = []
+    first, *others = runs
+    for other in others:
+        mine, theirs = first.mean("latency_seconds"), other.mean("latency_seconds")
+        if mine and theirs:
+            sentences.append(
+                f"A round of {first.strategy} takes {mine:.2f} s, of {other.strategy} {theirs:.2f} s: "
+                f"{theirs / mine:.2f} times as long."
+            )
+        if first.accuracies() and other.accuracies():
+            target = min(max(a for _, _, a in run.accuracies()) for run in (first, other))
+            mine, theirs = first.seconds_to(target), other.seconds_to(target)
+            assert mine is not None
+            assert theirs is not None
+            sentences.append(
+                f"To {100 * target:.1f} % accuracy, the highest that both reach: "
+                f"{first.strategy} {mine:.1f} s, {other.strategy} {theirs:.1f} s, "
+                f"a speed-up of {theirs / mine:.2f}."
+            )
+    return sentences
+
+
+def write(runs: Sequence[Run], directory: Path, title: str = "") -> Path:
+    """Write ``report.html`` and ``report.md``; returns the page's path."""
+    title = title or " and ".join(dict.fromkeys(run.strategy for run in runs))
+    table, sentences = rows(runs), verdicts(runs)
+    pictures = [(name, plots.draw(picture, runs), note) for name, picture, note in PICTURES]
+    page = directory / "report.html"
+    page.write_text(_html(title, table, sentences, pictures, runs), encoding="utf-8")
+    (directory / "report.md").write_text(_markdown(title, table, sentences, runs), encoding="utf-8")
+    return page
+
+
+def _html(
+    title: str,
+    table: list[list[str]],
+    sentences: list[str],
+    pictures: list[tuple[str, str, str]],
+    runs: Sequence[Run],
+) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table)
+    drawn = "".join(
+        f"<h2>{html.escape(name)}</h2><p class=note>{html.escape(note)}</p><figure>{svg}</figure>"
+        for name, svg, note in pictures
+    )
+    settings = "".join(
+        f"<details><summary>Configuration of {html.escape(run.name)}</summary><pre>"
+        f"{html.escape(json.dumps(run.settings, indent=2))}</pre></details>"
+        for run in runs
+    )
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
+        f"<title>{html.escape(title)}</title><style>{_CSS.read_text(encoding='utf-8')}</style><h1>{html.escape(title)}</h1>"
+        + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
+        + f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        + drawn
+        + settings
+        + "</html>"
+    )
+
+
+def _markdown(title: str, table: list[list[str]], sentences: list[str], runs: Sequence[Run]) -> str:
+    lines = [f"# {title}", "", *(f"{sentence}\n" for sentence in sentences)]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(row) + " |" for row in table]
+    lines += ["", *(f"- {run.strategy}: `{run.path}`, seed {run.settings.get('seed', '?')}" for run in runs)]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(value: float | None, signed: bool = False) -> str:
+    return "-" if value is None else f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"

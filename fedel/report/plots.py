@@ -1,0 +1,127 @@
+"""The pictures of a report, as SVG text. Each function takes runs and draws one picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedel.report.runs import Run
+
+COLOURS = ("#0b6e4f", "#c8553d", "#30638e", "#b58900", "#6c4675", "#5a7d7c", "#8c2f39", "#3d405b")
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedel",  # the same run gives the same file
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+}
+
+
+def _figure(width: float = 7.2, height: float = 3.6, **axes: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(**axes)
+
+
+def _svg(figure: Figure) -> str:
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def draw(picture: Any, runs: Sequence[Run]) -> str:
+    """One of the functions below, as SVG text."""
+    with matplotlib.rc_context(_STYLE):
+        return _svg(picture(runs))
+
+
+def accuracy_against_time(runs: Sequence[Run]) -> Figure:
+    figure, axes = _figure()
+    for run, colour in zip(runs, COLOURS * len(runs), strict=False):
+        points = run.accuracies()
+        axes.plot(
+            [seconds for _, seconds, _ in points],
+            [100 * accuracy for _, _, accuracy in points],
+            color=colour,
+            marker="o",
+            markersize=3,
+            label=run.strategy,
+        )
+    axes.set(xlabel="training time (seconds)", ylabel="test accuracy (%)", xlim=(0, None))
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def round_time_by_client(runs: Sequence[Run]) -> Figure:
+    figure, grid = _figure(height=2.8, ncols=len(runs), sharey=True, squeeze=False)
+    for run, axes in zip(runs, grid[0], strict=True):
+        for client, colour in zip(run.clients(), COLOURS * 100, strict=False):
+            entries = run.per_client(client)
+            rounds = [number for number, _ in entries]
+            axes.plot(
+                rounds, [e["train_seconds"] for _, e in entries], color=colour, label=client, linewidth=1.2
+            )
+        budgets = [(r["round"], r["clients"][0]["budget_seconds"]) for r in run.rounds if r["clients"]]
+        if budgets:
+            axes.plot(*zip(*budgets, strict=True), color="black", linestyle="--", linewidth=1, label="T_th")
+        axes.set(title=run.strategy, xlabel="round", ylim=(0, None))
+    grid[0][0].set_ylabel("training seconds")
+    if len(runs[0].clients()) <= 12:
+        grid[0][-1].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def deviation(runs: Sequence[Run]) -> Figure:
+    figure, axes = _figure(height=2.8)
+    shown = [run for run in runs if run.deviations()]
+    axes.boxplot(
+        [[100 * d for d in run.deviations()] for run in shown],
+        orientation="horizontal",
+        tick_labels=[run.strategy for run in shown],
+        widths=0.5,
+        flierprops={"markersize": 2},
+        medianprops={"color": COLOURS[1]},
+    )
+    axes.axvline(0, color="black", linestyle="--", linewidth=1)
+    axes.set(xlabel="training time against T_th (%), every client and round")
+    return figure
+
+
+def selection_map(runs: Sequence[Run]) -> Figure:
+    """Rounds against tensors, a column a client, for the first run that selects."""
+    run = next((r for r in runs if any(e["window"] for x in r.rounds for e in x["clients"])), runs[0])
+    clients = run.clients()[:8]
+    names = list(dict.fromkeys(n for r in run.rounds for e in r["clients"] for n in e["selected"]))
+    order = run.result.get("tensors") or sorted(names)
+    position = {name: i for i, name in enumerate(order)}
+    figure, grid = _figure(height=3.2, ncols=max(1, len(clients)), sharey=True, squeeze=False)
+    for client, axes in zip(clients, grid[0], strict=True):
+        dots = [(n, position[t]) for n, e in run.per_client(client) for t in e["selected"] if t in position]
+        if dots:
+            axes.scatter(*zip(*dots, strict=True), s=5, marker="s", color=COLOURS[0], linewidths=0)
+        axes.set(title=client, xlabel="round", ylim=(-1, len(order)))
+        axes.title.set_fontsize(9)
+    grid[0][0].set_ylabel(f"tensor, input to output\n({run.strategy})")
+    return figure
+
+
+def bytes_by_round(runs: Sequence[Run]) -> Figure:
+    figure, axes = _figure(height=2.8)
+    for run, colour in zip(runs, COLOURS * len(runs), strict=False):
+        for key, style in (("bytes_up", "-"), ("bytes_down", ":")):
+            axes.plot(
+                [r["round"] for r in run.rounds],
+                [r.get(key, 0) / 1e6 for r in run.rounds],
+                color=colour,
+                linestyle=style,
+                label=f"{run.strategy}, {key.removeprefix('bytes_')}",
+            )
+    axes.set(xlabel="round", ylabel="megabytes, all clients", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,100 @@
+"""Reading a run's directory: ``config.toml``, ``result.json``, ``rounds.jsonl``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedel import config
+from fedel.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it lies on disk; a run that is still going on has rounds but no result yet."""
+
+    path: Path
+    settings: dict[str, Any]
+    result: dict[str, Any]
+    rounds: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def strategy(self) -> str:
+        """How a reader calls the method, wrappers first: ``fedprox(fedel)``."""
+        return _label(self.settings.get("strategy", {}))
+
+    def seconds(self) -> list[float]:
+        """Time at the end of each round: the sum of round latencies so far."""
+        times, total = [], 0.0
+        for record in self.rounds:
+            total += record["latency_seconds"]
+            times.append(total)
+        return times
+
+    def accuracies(self) -> list[tuple[int, float, float]]:
+        """Round, seconds and accuracy of every tested round."""
+        return [
+            (record["round"], seconds, record["accuracy"])
+            for record, seconds in zip(self.rounds, self.seconds(), strict=True)
+            if record.get("accuracy") is not None
+        ]
+
+    def seconds_to(self, accuracy: float) -> float | None:
+        """Seconds until the model was first this accurate; ``None`` if it never was."""
+        return next((seconds for _, seconds, reached in self.accuracies() if reached >= accuracy), None)
+
+    def clients(self) -> list[str]:
+        return sorted({entry["client"] for record in self.rounds for entry in record["clients"]})
+
+    def per_client(self, client: str) -> list[tuple[int, dict[str, Any]]]:
+        """Round number and entry of every round that the client counted in."""
+        return [
+            (record["round"], entry)
+            for record in self.rounds
+            for entry in record["clients"]
+            if entry["client"] == client
+        ]
+
+    def mean(self, key: str) -> float | None:
+        values = [record[key] for record in self.rounds if record.get(key) is not None]
+        return sum(values) / len(values) if values else None
+
+    def deviations(self) -> list[float]:
+        """Measured training time over T_th, minus one, of every client and round."""
+        entries = [entry for record in self.rounds for entry in record["clients"]]
+        return [e["deviation"] for e in entries if e.get("deviation") is not None]
+
+
+def _label(table: dict[str, Any]) -> str:
+    name = str(table.get("name", "?"))
+    return f"{name}({_label(table['base'])})" if isinstance(table.get("base"), dict) else name
+
+
+def load(path: str | Path) -> Run:
+    """The run in a directory."""
+    path = Path(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such run directory; `fedel runs` lists those that are there")
+    rounds_file = path / "rounds.jsonl"
+    if not rounds_file.exists():
+        raise ConfigError(
+            f"{rounds_file}: missing, so {path} is no run directory, or its run never closed a round"
+        )
+    rounds = []
+    for number, line in enumerate(rounds_file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            rounds.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{rounds_file}, line {number}: not JSON ({error}); delete the line to go on"
+            ) from None
+    result_file, config_file = path / "result.json", path / "config.toml"
+    result = json.loads(result_file.read_text(encoding="utf-8")) if result_file.exists() else {}
+    settings = config.read(config_file) if config_file.exists() else {}
+    return Run(path, settings, result, rounds)

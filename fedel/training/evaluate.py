@@ -1,0 +1,94 @@
+"""How good a model is on test data: its own classifier, each exit, and the exits together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedel.data.dataset import IGNORE
+from fedel.models.blocks import BlockModel
+from fedel.training.objective import cross_entropy
+from fedel.types import Array
+
+
+@dataclass(frozen=True)
+class Score:
+    """Means over all targets: samples, or masked tokens of a text."""
+
+    accuracy: float
+    loss: float
+    num_targets: int
+
+    @property
+    def perplexity(self) -> float:
+        """What a language model is judged by; infinite where it no longer fits a float."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@dataclass
+class _Tally:
+    correct: int = 0
+    loss: float = 0.0
+    targets: int = 0
+
+    def add(self, logits: Tensor, y: Tensor) -> None:
+        counted = y != IGNORE
+        number = int(counted.sum())
+        self.correct += int(((logits.argmax(-1) == y) & counted).sum())
+        self.loss += float(cross_entropy(logits, y)[0].double()) * number
+        self.targets += number
+
+    def score(self) -> Score:
+        number = max(1, self.targets)
+        return Score(self.correct / number, self.loss / number, self.targets)
+
+
+def evaluate(
+    model: BlockModel, batches: Iterable[tuple[Array, Array]], device: str | torch.device = "cpu"
+) -> Score:
+    """The whole network with its own classifier."""
+    tally = _Tally()
+    with torch.no_grad():
+        model.to(device).eval()
+        for x, y in _on(batches, device):
+            tally.add(model(x), y)
+    return tally.score()
+
+
+def evaluate_exits(
+    model: BlockModel, batches: Iterable[tuple[Array, Array]], device: str | torch.device = "cpu"
+) -> list[Score]:
+    """Every exit by itself, deepest last: a diagnostic, in one pass."""
+    tallies = [_Tally() for _ in range(model.spec.num_blocks)]
+    with torch.no_grad():
+        model.to(device).eval()
+        for x, y in _on(batches, device):
+            for tally, logits in zip(tallies, model.all_exits(x), strict=True):
+                tally.add(logits, y)
+    return [tally.score() for tally in tallies]
+
+
+def evaluate_ensemble(
+    model: BlockModel,
+    batches: Iterable[tuple[Array, Array]],
+    device: str | torch.device = "cpu",
+    exits: Iterable[int] | None = None,
+) -> Score:
+    """Mean logits of the exits after blocks ``exits``, or of all of them (DepthFL's inference)."""
+    chosen = [b - 1 for b in exits] if exits is not None else list(range(model.spec.num_blocks))
+    tally = _Tally()
+    with torch.no_grad():
+        model.to(device).eval()
+        for x, y in _on(batches, device):
+            logits = model.all_exits(x)
+            tally.add(torch.stack([logits[i] for i in chosen]).mean(0), y)
+    return tally.score()
+
+
+def _on(batches: Iterable[tuple[Array, Array]], device: str | torch.device) -> Iterable[tuple[Tensor, Tensor]]:
+    for x, y in batches:
+        yield torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)

@@ -1,0 +1,104 @@
+"""Timing profiles as JSON files: written whole or not at all, checked when read."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedel.errors import ProfileError
+from fedel.types import BlockTime, ModelSpec, TensorTime, TimingProfile, WidthTime
+
+FORMAT = 1
+"""Raised whenever a reader of the old format could misread the new one."""
+
+
+def to_json(profile: TimingProfile) -> str:
+    return json.dumps({"format": FORMAT, **asdict(profile)}, indent=1)
+
+
+def save_profile(profile: TimingProfile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(to_json(profile) + "\n")
+    part.replace(path)
+
+
+def load_profile(path: Path, spec: ModelSpec | None = None) -> TimingProfile:
+    """Read a profile; with ``spec`` it must be one of that model."""
+    try:
+        record = json.loads(path.read_text())
+    except OSError as error:
+        raise ProfileError(
+            f"cannot read timing profile {path}: {error.strerror}; make one with {_HINT}"
+        ) from error
+    except ValueError as error:
+        raise ProfileError(f"timing profile {path} is damaged: {error}; make it again with {_HINT}") from error
+    try:
+        profile = _parse(record)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ProfileError(f"timing profile {path} is damaged: {what}; make it again with {_HINT}") from error
+    if spec is not None:
+        check_profile(profile, spec, str(path))
+    return profile
+
+
+def check_profile(profile: TimingProfile, spec: ModelSpec, where: str = "the timing profile") -> None:
+    """Raise ProfileError unless the profile names exactly the weights and blocks of ``spec``."""
+    measured = [(t.name, t.block) for t in profile.tensors]
+    wanted = [(t.name, t.block) for t in spec.weights]
+    if measured == wanted and len(profile.blocks) == spec.num_blocks:
+        return
+    odd = next((name for name, _ in wanted if name not in profile.by_name), None)
+    odd = odd or next((name for name, _ in measured if name not in spec.by_name), None)
+    raise ProfileError(
+        f"{where} is of another model: it has {len(measured)} tensors in {len(profile.blocks)} blocks of"
+        f" '{profile.model}', but '{spec.name}' has {len(wanted)} in {spec.num_blocks}"
+        + (f" (first difference: '{odd}')" if odd else "")
+        + f"; make one of this model with {_HINT}"
+    )
+
+
+_HINT = "`fedel profile --model NAME --out FILE.json`"
+
+
+def _parse(record: Any) -> TimingProfile:
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise ValueError(f"not a timing profile of format {FORMAT}")
+    profile = TimingProfile(
+        device=str(record["device"]),
+        model=str(record["model"]),
+        batch_size=int(record["batch_size"]),
+        tensors=tuple(
+            TensorTime(
+                str(t["name"]), int(t["block"]), _seconds(t, "grad_seconds"), _seconds(t, "update_seconds")
+            )
+            for t in record["tensors"]
+        ),
+        blocks=tuple(
+            BlockTime(
+                *(_seconds(b, f"{part}_seconds") for part in ("forward", "exit_forward", "exit_backward"))
+            )
+            for b in record["blocks"]
+        ),
+        widths=tuple(
+            WidthTime(float(w["width"]), _seconds(w, "forward_seconds"), _seconds(w, "backward_seconds"))
+            for w in record["widths"]
+        ),
+        overhead_seconds=_seconds(record, "overhead_seconds"),
+        calibration=_seconds(record, "calibration"),
+        source=str(record["source"]),
+    )
+    if not profile.tensors or any(not 1 <= t.block <= len(profile.blocks) for t in profile.tensors):
+        raise ValueError("a tensor stands in a block that is not there")
+    return profile
+
+
+def _seconds(record: dict[str, Any], key: str) -> float:
+    value = float(record[key])
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{key} is {value}, which is no time")
+    return value

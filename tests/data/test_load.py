@@ -1,0 +1,81 @@
+"""The one way in: names, the user's own function, options, and messages that help."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedel.data import from_arrays, load_data
+from fedel.errors import DataError
+from tests.data.test_vision import write_cifar
+
+OWN = """
+import numpy as np
+from fedel.data import from_arrays
+
+def images(count=6):
+    x = np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), np.uint8)
+    y = np.arange(count) % 3
+    return x, y, x[:3], y[:3]
+
+def dataset():
+    return from_arrays("mine", *images())
+
+def three():
+    return images()[:3]
+
+number = 5
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_data_module.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.delitem(sys.modules, "own_data_module", raising=False)
+    return "own_data_module"
+
+
+def test_a_known_name_is_loaded_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path / "cifar10" / "cifar-10-batches-py")
+    assert 20 == len(load_data("cifar10", tmp_path).train)
+    monkeypatch.setenv("FEDEL_DATA", str(tmp_path))
+    x, _ = load_data("cifar10", augment=False).train_batch(np.arange(4), np.random.default_rng(0))
+    plain, _ = load_data("cifar10").train_batch(np.arange(4))
+    np.testing.assert_array_equal(plain, x)
+
+
+def test_own_function_with_options_and_own_dataset(own_module: str) -> None:
+    data = load_data(f"{own_module}:images", count=9)
+    assert (9, 3, ("0", "1", "2"), "image") == (len(data.train), len(data.test), data.classes, data.kind)
+    assert abs(data.train_batch(np.arange(9))[0].mean()) < 0.01
+    assert "mine" == load_data(f"{own_module}:dataset").name
+
+
+def test_floats_are_taken_as_they_are() -> None:
+    x = np.random.default_rng(0).normal(size=(5, 7))
+    data = from_arrays("rows", x, np.arange(5), x, np.arange(5))
+    np.testing.assert_allclose(
+        x.astype(np.float32), data.train_batch(np.arange(5), np.random.default_rng(0))[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar10", {}, "cifar10 is not in .*; run `fedel data get cifar10`"),
+        ("no_such_module:f", {}, "cannot import no_such_module"),
+        ("own_data_module:absent", {}, "has no 'absent'"),
+        ("own_data_module:number", {}, "number is a int, expected a function"),
+        ("own_data_module:three", {}, "returned a tuple of 3"),
+        ("own_data_module:images", {"size": 3}, "unknown option 'size'; valid are: count"),
+    ],
+)
+@pytest.mark.usefixtures("own_module")
+def test_mistakes_are_explained(tmp_path: Path, name: str, options: dict[str, int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_data(name, tmp_path, **options)

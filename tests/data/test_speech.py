@@ -1,0 +1,184 @@
+"""Log-mel against an independent STFT, and the speech formats with sounds written here."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedel.data import speech
+from fedel.data.melspec import log_mel, mel_filters, stft, to_bytes
+from fedel.data.waves import Waves, change_speed, upsample
+from fedel.errors import DataError
+
+
+def tone(hertz: float, rate: int = 16_000, seconds: float = 1.0) -> np.ndarray:
+    return (12_000 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.int16)
+
+
+def write_wav(path: Path, samples: np.ndarray, rate: int = 16_000) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.astype("<i2").tobytes())
+
+
+def test_stft_equals_torch() -> None:
+    waves = np.random.default_rng(0).normal(size=(3, 16_000))
+    expected = torch.stft(
+        torch.from_numpy(waves), 2048, 512, window=torch.hann_window(2048, dtype=torch.float64),
+        center=True, pad_mode="reflect", return_complex=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(expected.numpy(), stft(waves), atol=1e-9)
+
+
+def test_mel_filters_follow_slaneys_scale() -> None:
+    filters = mel_filters()
+    peaks = filters.argmax(1) * 16_000 / 2048
+    steps = np.diff(peaks)
+    assert filters.shape == (32, 1025)
+    assert abs(steps[:8].mean() - 1000 / 15 * (peaks[8] / 1000 * 15) / 9) < 12
+    assert (np.diff(steps[12:]) > -9).all()
+    areas = filters.sum(1) * 16_000 / 2048
+    np.testing.assert_allclose(np.ones(20), areas[12:], atol=0.02)
+
+
+def test_a_tone_is_loudest_in_its_band_and_everything_lies_within_80_decibels() -> None:
+    decibels = log_mel(stft(tone(2000)[None] / 32768.0))[0]
+    assert decibels.shape == (32, 32)
+    assert (decibels.max(), decibels.min()) == (0.0, -80.0)
+    assert mel_filters()[:, 256].argmax() == decibels.mean(1).argmax()
+    assert (0, 255) == (to_bytes(decibels).min(), to_bytes(decibels).max())
+
+
+def test_upsampling_keeps_the_pitch() -> None:
+    np.testing.assert_allclose(tone(440)[100:-100], upsample(tone(440, 8_000), 2)[100:-100], atol=3)
+
+
+def test_change_of_speed_changes_length_and_pitch() -> None:
+    waves = tone(500)[None].astype(float)
+    faster = change_speed(waves, np.array([1.25]))[0]
+    np.testing.assert_allclose(tone(625)[:12_000], faster[:12_000], atol=100)
+    assert not faster[12_801:].any()
+    np.testing.assert_array_equal(waves, change_speed(waves, np.array([1.0])))
+
+
+def speech_folder(root: Path) -> Path:
+    for number, word in enumerate(("yes", "no")):
+        for speaker in ("aa01", "bb02", "cc03"):
+            for n in range(2):
+                write_wav(
+                    root / "v1" / word / f"{speaker}_nohash_{n}.wav", tone(500 + 1500 * number, seconds=0.8)
+                )
+    write_wav(root / "v1" / "_background_noise_" / "hum.wav", tone(60, seconds=2))
+    return root
+
+
+def test_speech_commands_with_the_official_lists(tmp_path: Path) -> None:
+    place = speech_folder(tmp_path) / "v1"
+    (place / "validation_list.txt").write_text("yes/bb02_nohash_0.wav\nno/bb02_nohash_1.wav\n")
+    (place / "testing_list.txt").write_text("yes/cc03_nohash_0.wav\nno/cc03_nohash_1.wav\n")
+    data = speech.speech_commands(tmp_path)
+    assert ("no", "yes") == data.classes
+    assert (8, 2) == (len(data.train), len(data.test))
+    assert ("aa01", "bb02", "cc03") == data.user_names
+    assert data.test.users is not None
+    assert [2, 2] == data.test.users.tolist()
+    assert (1, 32, 32) == data.input_shape
+    bands = [data.train.x[data.train.y == label].mean((0, 1, 3)).argmax() for label in (0, 1)]
+    assert bands[0] > bands[1]
+
+
+def test_without_lists_the_hash_splits_by_speaker_in_the_documented_shares() -> None:
+    parts = {f"{n:08x}": speech.hashed_part(f"yes/{n:08x}_nohash_0.wav") for n in range(4000)}
+    shares = np.bincount(list(parts.values())) / 4000
+    np.testing.assert_allclose([0.8, 0.1, 0.1], shares, atol=0.02)
+    assert all(part == speech.hashed_part(f"no/{name}_nohash_7.wav") for name, part in list(parts.items())[:50])
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("00176480_nohash_0.wav", 0), ("1a9afd33_nohash_1.wav", 1), ("6b889021_nohash_1.wav", 2)],
+)
+def test_hash_agrees_with_the_official_split_of_known_clips(name: str, part: int) -> None:
+    assert part == speech.hashed_part(name)
+
+
+def test_waves_are_augmented_in_training_only(tmp_path: Path) -> None:
+    place = speech_folder(tmp_path) / "v1"
+    (place / "validation_list.txt").write_text("")
+    (place / "testing_list.txt").write_text("yes/cc03_nohash_0.wav\n")
+    data = speech.speech_commands(tmp_path, waves=True)
+    assert isinstance(data.transform, Waves)
+    assert data.transform.noise.shape == (1, 32_000)
+    rows = np.arange(8)
+    plain, again = data.train_batch(rows)[0], data.train_batch(rows)[0]
+    first, same, other = (data.train_batch(rows, np.random.default_rng(s))[0] for s in (0, 0, 1))
+    np.testing.assert_array_equal(plain, again)
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, plain)
+    assert (8, 1, 32, 32) == first.shape
+    assert (np.float32, True) == (first.dtype, bool(np.isfinite(first).all()))
+
+
+def test_kept_log_mel_equals_the_images_made_from_waves(tmp_path: Path) -> None:
+    place = speech_folder(tmp_path) / "v1"
+    (place / "validation_list.txt").write_text("")
+    (place / "testing_list.txt").write_text("yes/cc03_nohash_0.wav\n")
+    stored = speech.speech_commands(tmp_path).test.x / 255 * 80 - 80
+    made = next(speech.speech_commands(tmp_path, waves=True).test_batches())[0] * 20 - 40
+    np.testing.assert_allclose(stored, made, atol=0.17)
+
+
+def test_fsdd_names_give_digit_speaker_and_split(tmp_path: Path) -> None:
+    for digit in (0, 7):
+        for n in (3, 5, 11):
+            write_wav(tmp_path / "recordings" / f"{digit}_ann_{n}.wav", tone(400, 8_000, 0.4), 8_000)
+    data = speech.spoken_digits_wav(tmp_path)
+    assert ([0, 0, 7, 7], [0, 7]) == (data.train.y.tolist(), data.test.y.tolist())
+    assert ("ann",) == data.user_names
+    write_wav(tmp_path / "recordings" / "hello.wav", tone(400, 8_000), 8_000)
+    with pytest.raises(DataError, match=r"hello.wav: the name is not"):
+        speech.spoken_digits_wav(tmp_path)
+
+
+def test_wrong_rate_and_damage_name_the_file(tmp_path: Path) -> None:
+    write_wav(tmp_path / "yes" / "aa_nohash_0.wav", tone(400, 8_000), 8_000)
+    with pytest.raises(DataError, match=r"aa_nohash_0.wav: 8000 Hz"):
+        speech.speech_commands(tmp_path)
+    (tmp_path / "yes" / "aa_nohash_0.wav").write_bytes(b"RIFF....")
+    with pytest.raises(DataError, match=r"aa_nohash_0.wav: not a readable wav"):
+        speech.speech_commands(tmp_path)
+
+
+def test_ready_log_mel(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (6, 32, 32), np.uint8)
+    arrays = {
+        "x": x, "y": np.array([0, 1, 0, 1, 0, 1], np.uint8), "words": np.array(["bed", "up"]),
+        "speaker": np.array([0, 0, 1, 1, 2, 2], np.uint16), "split": np.array([0, 0, 0, 1, 2, 2], np.uint8),
+    }  # fmt: skip
+    np.savez(tmp_path / "ready.npz", **arrays)
+    data = speech.speech_commands(tmp_path)
+    assert (3, 2, ("bed", "up")) == (len(data.train), len(data.test), data.classes)
+    np.testing.assert_array_equal(x[:3, None], data.train.x)
+    with pytest.raises(DataError, match="holds no sound"):
+        speech.speech_commands(tmp_path, waves=True)
+    np.savez(tmp_path / "ready.npz", x=x)
+    with pytest.raises(DataError, match="has no array 'y', only x"):
+        speech.speech_commands(tmp_path)
+
+
+def test_mfcc_clips_are_cut_and_padded(tmp_path: Path) -> None:
+    lengths = np.array([2, 40] * 10)
+    frames = np.repeat(np.arange(1.0, 21.0), lengths)[:, None] * np.ones(13)
+    np.savez(tmp_path / "digits.npz", X=frames.astype(np.float32), y=np.arange(20) % 10, lengths=lengths)
+    data = speech.spoken_digits_mfcc(tmp_path)
+    assert (18, 2, (1, 13, 32)) == (len(data.train), len(data.test), data.input_shape)
+    np.testing.assert_allclose([0.01, 0.01, 0.0, 0.0], data.train.x[0, 0, 5, :4], atol=1e-6)
+    np.testing.assert_allclose(np.full(32, 0.02), data.train.x[1, 0, 5], atol=1e-6)

@@ -1,0 +1,250 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedel.core.timing import full_step
+from fedel.strategies import ElasticTrainer, FedAvg, FedEL
+from fedel.strategies.base import order
+from fedel.strategies.elastictrainer import choose, window_cost
+from fedel.types import Memory, Role, Window
+from tests.strategies import fakes
+from tests.strategies.fakes import FakeTrainer, Recorder, context_of, fleet, run_rounds, same_bits
+
+
+class Helpful(FakeTrainer):
+    """A trainer whose probe finds every tensor useful."""
+
+    def probe(self, model, window, work, seed):
+        return {t.name: -float(t.size) for t in self.spec.weights_in(window.end, window.front)}
+
+
+def helpful_fleet(count=6):
+    return {name: Helpful(**vars(client)) for name, client in fleet(count).items()}
+
+
+def task_for(client, strategy=None, **changes):
+    plan = (strategy or FedEL()).plan(context_of({"c": client}))
+    return replace(plan.tasks[0], **changes)
+
+
+def test_with_time_for_everything_it_is_fedavg_with_equal_weights():
+    clients = helpful_fleet()
+    mine = run_rounds(FedEL(), 4, clients, budget_seconds=1e9)
+    theirs = run_rounds(FedAvg(weighting="uniform"), 4, clients, budget_seconds=1e9)
+    weights = [t.name for t in fakes.spec().tensors if t.role is not Role.EXIT]
+    assert same_bits({n: theirs.model[n] for n in weights}, {n: mine.model[n] for n in weights})
+
+
+def test_training_all_that_fits_needs_no_importance_to_be_fedavg():
+    mine = run_rounds(FedEL(train_all_that_fits=True), 4, budget_seconds=1e9)
+    theirs = run_rounds(FedAvg(weighting="uniform"), 4, budget_seconds=1e9)
+    assert same_bits(theirs.model, mine.model)
+
+
+@pytest.mark.parametrize("scope", ["backward", "train"])
+@pytest.mark.parametrize("dp", ["exact", "official"])
+def test_no_step_is_over_budget_unless_it_says_so(scope, dp):
+    history = run_rounds(FedEL(budget_scope=scope, dp=dp), 8, scope=scope)
+    for report in history.reports:
+        fits = report.cost.total(scope) <= history.budget_seconds * (1 + 1e-6)
+        assert fits is not report.over_budget
+    assert not all(r.over_budget for r in history.reports)
+
+
+def test_selected_tensors_lie_inside_the_window_and_nothing_else_moves():
+    history = run_rounds(FedEL(), 8)
+    spec = fakes.spec()
+    for model, updates in zip(history.models, history.updates, strict=True):
+        for update in updates:
+            window = update.report.window
+            for name in update.report.selected:
+                assert spec.by_name[name].block in window
+            for name, patch in update.patches.items():
+                role = spec.by_name[name].role
+                if role is Role.WEIGHT:
+                    assert name in update.report.selected
+                if role is Role.EXIT:
+                    assert spec.by_name[name].block == window.front
+                assert patch.values.shape == model[name].shape
+
+
+def test_a_tensor_that_nobody_selected_keeps_its_bits():
+    history = run_rounds(FedEL(), 3)
+    models = [*history.models, history.model]
+    for before, after, updates in zip(models, models[1:], history.updates, strict=False):
+        sent = {name for update in updates for name in update.patches}
+        for name in before:
+            if name not in sent:
+                assert before[name].tobytes() == after[name].tobytes()
+
+
+def test_a_slow_client_covers_the_model_over_the_rounds_and_starts_again():
+    slow = fleet()["client-3"]
+    assert (
+        4.0
+        == full_step(slow.profile).backward_seconds / full_step(fleet()["client-0"].profile).backward_seconds
+    )
+    history = run_rounds(FedEL(), 12, {"fast": fleet()["client-0"], "slow": slow})
+    windows = [u.report.window for updates in history.updates for u in updates if u.report.client == "slow"]
+    covered = {b for w in windows for b in range(w.end, w.front + 1)}
+    assert set(range(1, 7)) == covered
+    assert history.memories["slow"].resets >= 1
+    fast = {u.report.window for updates in history.updates for u in updates if u.report.client == "fast"}
+    assert {Window(1, 6)} == fast
+
+
+def test_the_window_stays_where_it_was_when_the_update_was_not_accepted():
+    client = fleet()["client-3"]
+    task = task_for(client, budget_seconds=full_step(client.profile).backward_seconds / 4)
+    first, after_first = FedEL().fit(task, fakes.initial_model(), Memory(), client)
+    again, _ = FedEL().fit(task, fakes.initial_model(), Memory(), client)
+    second, _ = FedEL().fit(task, fakes.initial_model(), after_first, client)
+    assert first.report.window == again.report.window
+    assert second.report.window.front > first.report.window.front
+
+
+def test_blocks_beyond_the_front_and_below_the_end_are_left_to_the_trainer_as_frozen():
+    client = Recorder(**vars(fleet()["client-3"]))
+    budget = full_step(client.profile).backward_seconds / 4
+    memory = Memory()
+    for _ in range(3):
+        _, memory = FedEL().fit(task_for(client, budget_seconds=budget), fakes.initial_model(), memory, client)
+        job = client.jobs[-1]
+        assert (memory.window.front,) == job.exits
+        assert memory.window.end == job.end
+
+
+def test_beta_decides_between_the_local_and_the_global_view():
+    client = fleet()["client-2"]
+    window = Window(1, 6)
+    names = [t.name for t in client.spec.weights_in(1, 6)]
+    change = {name: 1.0 if name == names[0] else 0.0 for name in names}
+    budget = window_cost(client, {names[0]}, window).backward_seconds * 1.001
+    task = task_for(client, budget_seconds=budget, global_importance=change)
+
+    class Deep(FakeTrainer):
+        def probe(self, model, window, work, seed):
+            return {n: -1.0 if n == names[-1] else -1e-9 for n in names}
+
+    deep = Deep(**{**vars(client), "profile": client.profile})
+    whole = Memory(Window(1, 6), ())
+    # A window of the whole model whatever the budget, so that the choice is the importance's alone.
+    chosen = {}
+    for beta in (0.0, 1.0):
+        strategy = FedEL(beta=beta)
+        object.__setattr__(strategy, "slide", lambda task, memory, trainer: whole)
+        update, _ = strategy.fit(task, fakes.initial_model(), Memory(), deep)
+        chosen[beta] = update.report.selected
+    assert names[0] in chosen[0.0]
+    assert names[-1] in chosen[1.0]
+    assert names[0] not in chosen[1.0]
+
+
+def test_fedel_c_windows_do_not_overlap():
+    history = run_rounds(
+        FedEL(variant="disjoint"), 8, {"fast": fleet()["client-0"], "slow": fleet()["client-3"]}
+    )
+    windows = [u.report.window for updates in history.updates for u in updates if u.report.client == "slow"]
+    for before, after in itertools.pairwise(windows):
+        assert after.end == (1 if before.front == 6 else before.front + 1)
+
+
+def test_without_rollback_a_window_is_held_and_the_last_one_stays():
+    clients = {"fast": fleet()["client-0"], "slow": fleet()["client-3"]}
+    history = run_rounds(FedEL(variant="no-rollback", hold_rounds=3), 21, clients)
+    windows = [u.report.window for updates in history.updates for u in updates if u.report.client == "slow"]
+    fronts = [w.front for w in windows]
+    assert fronts[0] == fronts[1] == fronts[2] < fronts[3]
+    assert sorted(fronts) == fronts
+    assert 6 == fronts[-1]
+    assert 0 == history.memories["slow"].resets
+
+
+def test_a_budget_too_small_for_anything_trains_the_exit_and_says_so():
+    client = fleet()["client-3"]
+    task = task_for(client, budget_seconds=1e-6)
+    update, memory = FedEL().fit(task, fakes.initial_model(), Memory(), client)
+    assert update.report.over_budget
+    assert () == update.report.selected
+    assert {Role.EXIT, Role.BUFFER} >= {client.spec.by_name[n].role for n in update.patches}
+    assert Window(1, 1) == memory.window
+    further, _ = FedEL().fit(task, fakes.initial_model(), memory, client)
+    assert 2 == further.report.window.front
+
+
+def test_where_importance_favours_nothing_the_cheapest_tensor_at_the_front_is_trained():
+    client = fleet()["client-0"]
+    useless = {t.name: -1.0 for t in client.spec.weights}
+    selected, fits = choose(client, Window(1, 3), useless, 1e9, "backward", "exact")
+    assert ({"blocks.three.conv.bias"}, True) == (selected, fits)
+
+
+def test_heads_on_a_frozen_trunk_train_window_by_window_each_through_its_own_exit():
+    spec = fakes.frozen_spec()
+    clients = {"fast": fleet(1, spec)["client-0"], "slow": replace(fleet(4, spec)["client-3"])}
+    history = run_rounds(FedEL(), 8, clients)
+    for updates in history.updates:
+        for update in updates:
+            assert not any(spec.by_name[n].role is Role.FROZEN for n in update.patches)
+            window = update.report.window
+            assert {spec.by_name[n].block for n in update.report.selected} <= set(
+                range(window.end, window.front + 1)
+            )
+            assert update.report.cost.backward_seconds <= history.budget_seconds * (1 + 1e-6)
+
+
+def test_elastictrainer_always_runs_the_whole_network_within_the_budget():
+    history = run_rounds(ElasticTrainer(), 5)
+    for report in history.reports:
+        assert Window(1, 6) == report.window
+        assert report.cost.backward_seconds <= history.budget_seconds * (1 + 1e-6)
+
+
+def test_elastictrainer_with_time_for_everything_is_fedavg_with_equal_weights():
+    clients = helpful_fleet()
+    mine = run_rounds(ElasticTrainer(), 3, clients, budget_seconds=1e9)
+    theirs = run_rounds(FedAvg(weighting="uniform"), 3, clients, budget_seconds=1e9)
+    assert same_bits(theirs.model, mine.model)
+
+
+def test_the_order_of_arrival_does_not_matter():
+    for strategy in (FedEL(), ElasticTrainer(), FedEL(weighting="samples")):
+        assert same_bits(run_rounds(strategy, 3).model, run_rounds(strategy, 3, backwards=True).model)
+
+
+def test_participants_are_the_same_for_every_method_and_differ_by_round():
+    clients = fleet(12)
+    drawn = {}
+    for strategy in (FedAvg(), FedEL(), ElasticTrainer()):
+        history = run_rounds(strategy, 4, clients, num_participants=3)
+        drawn[strategy.name] = [[t.client for t in plan.tasks] for plan in history.plans]
+    assert drawn["fedavg"] == drawn["fedel"] == drawn["elastictrainer"]
+    assert all(3 == len(names) for names in drawn["fedel"])
+    assert len({tuple(names) for names in drawn["fedel"]}) > 1
+
+
+def test_a_task_carries_the_budget_the_work_and_a_seed_of_its_own():
+    context = context_of(fleet(2), round_num=3)
+    tasks = [order(context, client, {"width": 0.5}, num_steps=9) for client in context.clients]
+    assert {context.budget_seconds} == {t.budget_seconds for t in tasks}
+    assert {9} == {t.work.num_steps for t in tasks}
+    assert tasks[0].seed != tasks[1].seed
+    assert {"width": 0.5} == tasks[0].settings
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"beta": 1.5}, {"variant": "rolling"}, {"dp": "greedy"}, {"budget_scope": "all"}, {"hold_rounds": 0}],
+)
+def test_bad_options_are_named(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        FedEL(**options)
+
+
+def test_global_importance_reaches_the_selection():
+    one = run_rounds(FedEL(beta=0.0), 4)
+    other = run_rounds(FedEL(beta=1.0), 4)
+    assert not same_bits(one.model, other.model)
+    assert all(np.isfinite(values).all() for values in one.model.values())
