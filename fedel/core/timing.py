@@ -17,6 +17,9 @@ from collections.abc import Collection, Sequence
 from fedel.errors import ConfigError
 from fedel.types import StepCost, TensorTime, TimingProfile
 
+SLACK = 1e-9
+"""Relative tolerance of budgets: the fastest device's whole step *is* T_th, in whatever order it is summed."""
+
 SCOPES = ("backward", "train")
 """What counts against T_th: the backward pass alone, as in the paper's simulation, or the whole step."""
 
@@ -73,8 +76,14 @@ def step_cost(
     return StepCost(forward, backward)
 
 
-def full_step(profile: TimingProfile) -> StepCost:
-    """One step of the whole model through its own classifier: the paper's "full model training time"."""
+def full_step(profile: TimingProfile, exit_each: bool = False) -> StepCost:
+    """One step of the whole model through its own classifier: the paper's "full model training time".
+
+    On a frozen trunk, where each block trains through its own exit, that is every exit.
+    """
+    if exit_each:
+        every = {tensor.name for tensor in profile.tensors}
+        return step_cost(profile, every, range(1, len(profile.blocks) + 1), exit_each=True)
     return StepCost(
         sum(block.forward_seconds for block in profile.blocks) + profile.overhead_seconds,
         sum(block_seconds(profile)),
@@ -112,7 +121,11 @@ def independent_updates(tensors: Sequence[TensorTime]) -> list[float]:
 
 
 def budget(
-    profiles: Sequence[TimingProfile], policy: str = "fastest", value: float = 0.0, scope: str = "train"
+    profiles: Sequence[TimingProfile],
+    policy: str = "fastest",
+    value: float = 0.0,
+    scope: str = "train",
+    exit_each: bool = False,
 ) -> float:
     """T_th of one step: how long the reference device takes for the whole model.
 
@@ -125,7 +138,7 @@ def budget(
         return value
     if not profiles:
         raise ConfigError(f"budget policy '{policy}' needs at least one client with a timing profile")
-    seconds = sorted(full_step(p).total(scope) for p in profiles)
+    seconds = sorted(full_step(p, exit_each).total(scope) for p in profiles)
     if policy == "fastest":
         return seconds[0]
     if policy == "share":

@@ -56,7 +56,9 @@ class Director:
     def budget_seconds(self, clients: Sequence[ClientView]) -> float:
         """T_th of one step."""
         budget = self.run.budget
-        return timing.budget([c.profile for c in clients], budget.policy, budget.value, self.scope)
+        return timing.budget(
+            [c.profile for c in clients], budget.policy, budget.value, self.scope, self.spec.exit_each
+        )
 
     def deadline_seconds(self, plan: Plan) -> float:
         """When the round may close although some clients are not back."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedel.core.aggregation import MaskedMean
-from fedel.core.timing import SCOPES
+from fedel.core.timing import SCOPES, full_step
 from fedel.seeds import derive, generator
 from fedel.types import (
     FREE,
@@ -96,6 +96,11 @@ def job_for(
 
 def whole(spec: ModelSpec) -> Window:
     return Window(1, spec.num_blocks)
+
+
+def whole_step(spec: ModelSpec, profile: TimingProfile) -> StepCost:
+    """One step as FedAvg trains."""
+    return full_step(profile, spec.exit_each)
 
 
 def update_of(

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedel.core.timing import step_cost
+from fedel.core.timing import SLACK, step_cost
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
@@ -24,9 +24,8 @@ from fedel.strategies.base import (
     one_of,
     order,
     update_of,
+    whole_step,
 )
-from fedel.strategies.elastictrainer import SLACK
-from fedel.strategies.timelyfl import whole_step
 from fedel.types import (
     Array,
     Fold,

@@ -13,7 +13,7 @@ from typing import ClassVar
 from fedel.core.importance import local
 from fedel.core.selection import select
 from fedel.core.selection_official import select_official
-from fedel.core.timing import independent_updates, step_cost
+from fedel.core.timing import SLACK, independent_updates, step_cost
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
@@ -40,8 +40,6 @@ from fedel.types import (
 )
 
 SELECTIONS = ("exact", "official")
-SLACK = 1e-9
-"""Relative tolerance: the fastest device's whole step *is* the budget, whatever the order of summation."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedel.core.timing import full_step, step_cost
-from fedel.strategies.base import WEIGHTINGS, MeanFold, draw, job_for, one_of, order, update_of, whole
+from fedel.strategies.base import (
+    WEIGHTINGS,
+    MeanFold,
+    draw,
+    job_for,
+    one_of,
+    order,
+    update_of,
+    whole,
+    whole_step,
+)
 from fedel.types import Fold, Memory, ModelSpec, Plan, RoundContext, Task, Tensors, Trainer, Update
 
 
@@ -28,11 +37,7 @@ class FedAvg:
         spec = trainer.spec
         job = job_for(task, trainer, {t.name for t in spec.weights}, whole(spec))
         trained = trainer.train(model, job)
-        cost = (
-            step_cost(trainer.profile, job.selected, job.exits, exit_each=True)
-            if spec.exit_each
-            else full_step(trainer.profile)
-        )
+        cost = whole_step(spec, trainer.profile)
         return update_of(task, model, trainer, job, trained, cost), memory
 
     def fold(self, spec: ModelSpec) -> Fold:

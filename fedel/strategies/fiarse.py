@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedel.core.sparsity import magnitude_threshold, maskable
+from fedel.core.timing import SLACK
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
@@ -22,9 +23,8 @@ from fedel.strategies.base import (
     order,
     update_of,
     whole,
+    whole_step,
 )
-from fedel.strategies.elastictrainer import SLACK
-from fedel.strategies.timelyfl import whole_step
 from fedel.types import (
     Fold,
     Memory,

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedel.core.timing import width_step
+from fedel.core.timing import SLACK, width_step
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
@@ -24,7 +24,6 @@ from fedel.strategies.base import (
     update_of,
     whole,
 )
-from fedel.strategies.elastictrainer import SLACK
 from fedel.types import (
     Fold,
     Job,

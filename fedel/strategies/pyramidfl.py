@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 from fedel.core import oort
+from fedel.core.timing import SLACK
 from fedel.seeds import generator
 from fedel.strategies.base import (
     WEIGHTINGS,
@@ -23,9 +24,8 @@ from fedel.strategies.base import (
     order,
     update_of,
     whole,
+    whole_step,
 )
-from fedel.strategies.elastictrainer import SLACK
-from fedel.strategies.timelyfl import whole_step
 from fedel.types import (
     ClientView,
     Fold,

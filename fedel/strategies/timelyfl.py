@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedel.core.timing import full_step, step_cost
+from fedel.core.timing import SLACK
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
@@ -22,8 +22,9 @@ from fedel.strategies.base import (
     order,
     update_of,
     whole,
+    whole_step,
 )
-from fedel.strategies.elastictrainer import SLACK, window_cost
+from fedel.strategies.elastictrainer import window_cost
 from fedel.types import (
     Fold,
     Memory,
@@ -33,7 +34,6 @@ from fedel.types import (
     StepCost,
     Task,
     Tensors,
-    TimingProfile,
     Trainer,
     Update,
     Window,
@@ -98,14 +98,6 @@ class TimelyFL:
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting)
-
-
-def whole_step(spec: ModelSpec, profile: TimingProfile) -> StepCost:
-    """One step as FedAvg trains: the whole model, or every exit of a frozen trunk."""
-    if not spec.exit_each:
-        return full_step(profile)
-    exits = spec.exits_for(1, spec.num_blocks)
-    return step_cost(profile, {t.name for t in spec.weights}, exits, exit_each=True)
 
 
 def interval_of(seconds: Sequence[float], share: float) -> float:

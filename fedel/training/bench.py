@@ -121,10 +121,7 @@ class Bench:
     def _stamped_step(self, asked: int | str) -> None:
         """Forward block by block, backward node by node."""
         selected = [
-            t.name
-            for layer in self.layers
-            for place, t in enumerate(layer.tensors)
-            if asked == ALL or asked == place
+            t.name for layer in self.layers for place, t in enumerate(layer.tensors) if asked in (ALL, place)
         ]
         modules = [layer.module for layer in self.layers]
         with elastic(self.model, selected, self.exits) as net, record_spans(modules) as spans:

@@ -63,12 +63,15 @@ class ModelHeader(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     KEEP_EVERY_FIELD_NUMBER: _builtins.int
+    LATE_POLICY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The run."""
     strategy_json: _builtins.str
     """The strategy's table, as JSON: it says how updates are folded."""
     keep_every: _builtins.int
     """Keep every so manieth version; 0 keeps the newest only."""
+    late_policy: _builtins.str
+    """What becomes of an update that comes a round late: "refuse" (or empty), or count it in the "next" round."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
         """Blocks and tensors of the whole model."""
@@ -85,10 +88,11 @@ class ModelHeader(_message.Message):
         spec: _model_pb2.ModelSpec | None = ...,
         tensors: _abc.Iterable[_model_pb2.TensorManifest] | None = ...,
         keep_every: _builtins.int = ...,
+        late_policy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "run", b"run", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "run", b"run", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -86,7 +86,7 @@ class AggregatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PutUpdate(self, request_iterator, context):
-        """Send one client's update of one round: header up, permit down, chunks up, receipt down.
+        """Send one client's update of one round: header up, permit down, chunks up and half-close, receipt down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class AggregatorServiceStub:
     GetModel: _grpc.UnaryStreamMultiCallable[_aggregator_pb2.GetModelRequest, _aggregator_pb2.GetModelResponse]
     """Receive a version of the model, or only what changed since a version the caller holds."""
     PutUpdate: _grpc.StreamStreamMultiCallable[_aggregator_pb2.PutUpdateRequest, _aggregator_pb2.PutUpdateResponse]
-    """Send one client's update of one round: header up, permit down, chunks up, receipt down."""
+    """Send one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
     SealRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]
     """Take no further update of a round, and tell which are in."""
     CommitRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.CommitRoundRequest, _aggregator_pb2.CommitRoundResponse]
@@ -56,7 +56,7 @@ class AggregatorServiceAsyncStub(AggregatorServiceStub):
     GetModel: _aio.UnaryStreamMultiCallable[_aggregator_pb2.GetModelRequest, _aggregator_pb2.GetModelResponse]  # type: ignore[assignment]
     """Receive a version of the model, or only what changed since a version the caller holds."""
     PutUpdate: _aio.StreamStreamMultiCallable[_aggregator_pb2.PutUpdateRequest, _aggregator_pb2.PutUpdateResponse]  # type: ignore[assignment]
-    """Send one client's update of one round: header up, permit down, chunks up, receipt down."""
+    """Send one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
     SealRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]  # type: ignore[assignment]
     """Take no further update of a round, and tell which are in."""
     CommitRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.CommitRoundRequest, _aggregator_pb2.CommitRoundResponse]  # type: ignore[assignment]
@@ -89,7 +89,7 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_aggregator_pb2.PutUpdateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_aggregator_pb2.PutUpdateResponse], _abc.AsyncIterator[_aggregator_pb2.PutUpdateResponse]]:
-        """Send one client's update of one round: header up, permit down, chunks up, receipt down."""
+        """Send one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
 
     @_abc_1.abstractmethod
     def SealRound(

@@ -88,9 +88,14 @@ def pack(patches: Mapping[str, Patch]) -> Payload:
 def _where_to_pb(where: tuple[slice | Array, ...]) -> model_pb2.Where:
     if all(isinstance(part, slice) and not part.start and part.step in (None, 1) for part in where):
         return model_pb2.Where(prefix=[part.stop for part in where])  # type: ignore[union-attr]
-    return model_pb2.Where(
-        grid=[model_pb2.AxisIndex(indices=np.asarray(part).reshape(-1).tolist()) for part in where]
-    )
+    return model_pb2.Where(grid=[model_pb2.AxisIndex(indices=_indices(part)) for part in where])
+
+
+def _indices(part: slice | Array) -> list[int]:
+    """The places along one axis, of HeteroFL's rows beside its slices, or of an open mesh."""
+    if isinstance(part, slice):
+        return list(range(part.stop))
+    return [int(i) for i in part.reshape(-1)]
 
 
 def check(manifest: Sequence[model_pb2.TensorManifest], spec: ModelSpec) -> None:

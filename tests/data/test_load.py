@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -79,3 +80,12 @@ def test_floats_are_taken_as_they_are() -> None:
 def test_mistakes_are_explained(tmp_path: Path, name: str, options: dict[str, int], message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_data(name, tmp_path, **options)
+
+
+def test_digits_come_with_scikit_learn_or_say_so() -> None:
+    if importlib.util.find_spec("sklearn") is None:
+        with pytest.raises(DataError, match="pip install scikit-learn"):
+            load_data("digits")
+    else:
+        data = load_data("digits")
+        assert (1498, 299, (1, 8, 8)) == (len(data.train), len(data.test), data.input_shape)

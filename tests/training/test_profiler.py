@@ -1,4 +1,4 @@
-"""The profiler: complete, non-negative, and adding up to a real step; times themselves are a benchmark's business."""
+"""The profiler: complete, not negative, leaving no trace; benchmarks/elastic_step.py tells how true it is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,155 @@
+"""What elastic training saves, and how well a timing profile foretells it. Prints Markdown.
+
+    python benchmarks/elastic_step.py accuracy --model vgg16 --width 0.25
+    python benchmarks/elastic_step.py saving --model resnet50
+
+``accuracy`` trains random tensors of random windows between the rounds of the profiler, so that both see
+the same machine. ``saving`` trains whole windows, each in a fresh process, because a process does not give
+memory back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedel.core.timing import step_cost
+from fedel.data.dataset import Dataset, Split
+from fedel.data.transforms import Images
+from fedel.models.blocks import BlockModel
+from fedel.models.registry import build
+from fedel.training.profiler import profile
+from fedel.training.trainer import TorchTrainer
+from fedel.types import Job, LocalWork, TimingProfile
+
+_CHANNELS = {"vgg16": 3, "resnet50": 1}
+_NOTHING = TimingProfile("", "", 0, (), ())
+
+
+def noise(model: BlockModel, channels: int, num_samples: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (num_samples, channels, 32, 32), dtype=np.uint8)
+    split = Split(x, rng.integers(0, model.num_classes, num_samples))
+    return Dataset("noise", "image", split, split, tuple(map(str, range(model.num_classes))), Images())
+
+
+def set_up(args: argparse.Namespace) -> tuple[BlockModel, TorchTrainer, LocalWork]:
+    torch.manual_seed(0)
+    model = build(args.model, width=args.width)
+    work = LocalWork(num_steps=args.steps, batch_size=args.batch_size, lr=1e-4)
+    data = noise(model, _CHANNELS[args.model], 4 * args.batch_size)
+    return model, TorchTrainer(model, data, np.arange(len(data.train)), _NOTHING), work
+
+
+def random_jobs(model: BlockModel, work: LocalWork, number: int) -> list[Job]:
+    rng = np.random.default_rng(1)
+    jobs = []
+    for _ in range(number):
+        end = int(rng.integers(1, model.spec.num_blocks + 1))
+        front = int(rng.integers(end, model.spec.num_blocks + 1))
+        names = [t.name for t in model.spec.weights_in(end, front)]
+        selected = frozenset(rng.choice(names, rng.integers(1, len(names) + 1), replace=False).tolist())
+        jobs.append(Job(work, work.num_steps, 0, selected, (front,), end))
+    return jobs
+
+
+def accuracy(args: argparse.Namespace) -> None:
+    """Predicted against measured seconds of a step."""
+    model, trainer, work = set_up(args)
+    jobs, start = random_jobs(model, work, args.windows), model.tensors()
+    measured: list[list[float]] = [[] for _ in jobs]
+
+    def train_between_rounds(_done: int, _total: int) -> None:
+        for job, seconds in zip(jobs, measured, strict=True):
+            seconds.append(trainer.train(start, job).seconds / work.num_steps)
+
+    rows = np.arange(args.batch_size)
+    batch = trainer.data.train_batch(rows)
+    fetch = lambda: trainer.data.train_batch(rows)  # noqa: E731
+    found = profile(model, batch, work, rounds=args.rounds, fetch=fetch, progress=train_between_rounds)
+    print("| window | tensors | predicted ms | measured ms | error |\n|---|---|---|---|---|")
+    errors = []
+    for job, seconds in zip(jobs, measured, strict=True):
+        predicted = step_cost(found, job.selected, job.exits, job.end).total("train")
+        actual = statistics.median(seconds)
+        errors.append(predicted / actual - 1)
+        total = len(model.spec.weights_in(job.end, job.exits[0]))
+        print(
+            f"| {job.end}-{job.exits[0]} | {len(job.selected)} of {total} | {predicted * 1e3:.1f} "
+            f"| {actual * 1e3:.1f} | {errors[-1]:+.1%} |"
+        )
+    size = np.abs(errors)
+    print(f"\n{args.windows} windows: median error {np.median(size):.1%}, worst {size.max():.1%};")
+    print(f"calibration {found.calibration:.3f}, {args.rounds} rounds.")
+
+
+def windows_of(model: BlockModel) -> dict[str, tuple[int, int]]:
+    """The whole model, and its first, middle and last third of blocks."""
+    last = model.spec.num_blocks
+    third = round(last / 3)
+    return {
+        "whole model": (1, last),
+        "first third": (1, third),
+        "middle third": (third + 1, last - third),
+        "last third": (last - third + 1, last),
+    }
+
+
+def saving(args: argparse.Namespace) -> None:
+    """Seconds and memory of a step in windows along the network, against training everything."""
+    command = [sys.executable, __file__, "one", *sys.argv[2:]]
+    print("| trained | blocks | s a step | share | training memory MB | share |\n|---|---|---|---|---|---|")
+    whole: dict[str, float] = {}
+    with torch.device("meta"):
+        windows = windows_of(build(args.model, width=args.width))
+    for name, (end, front) in windows.items():
+        run = subprocess.run(
+            [*command, "--blocks", f"{end}-{front}"], check=True, capture_output=True, text=True
+        )
+        found = json.loads(run.stdout)
+        whole = whole or found
+        print(
+            f"| {name} | {end}-{front} | {found['seconds']:.3f} | {found['seconds'] / whole['seconds']:.2f} "
+            f"| {found['bytes'] / 1e6:.0f} | {found['bytes'] / whole['bytes']:.2f} |",
+            flush=True,
+        )
+
+
+def one(args: argparse.Namespace) -> None:
+    """One window in this process; memory is what training added at its peak."""
+    model, trainer, work = set_up(args)
+    end, front = map(int, args.blocks.split("-"))
+    selected = frozenset(t.name for t in model.spec.weights_in(end, front))
+    job, start = Job(work, work.num_steps, 0, selected, (front,), end), model.tensors()
+    model.load(start)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    before = pages * 4096
+    runs = [trainer.train(start, job) for _ in range(args.rounds)]
+    seconds = statistics.median(run.seconds for run in runs) / work.num_steps
+    print(json.dumps({"seconds": seconds, "bytes": runs[0].peak_memory_bytes - before}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("accuracy", "saving", "one"))
+    parser.add_argument("--model", default="vgg16", choices=sorted(_CHANNELS))
+    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--windows", type=int, default=20)
+    parser.add_argument("--blocks", default="1-1", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    {"accuracy": accuracy, "saving": saving, "one": one}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""A caller's side of the aggregator's streams: fetch a model, bring a first model, send an update.
+
+Each function makes one attempt and lets ``grpc.aio.AioRpcError`` through: whether and when to try again is the
+caller's to decide (``fedel.wire.channel`` says which codes are worth it). A repeated ``push_update`` goes on
+where the last attempt broke, because the aggregator says what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from grpc import aio
+
+from fedel.errors import ServiceError
+from fedel.types import Array, ModelSpec, Patch, Report, Tensors
+from fedel.v1 import aggregator_pb2 as pb
+from fedel.v1 import model_pb2
+from fedel.wire.codec import dtype_from_pb, report_to_pb, spec_to_pb
+from fedel.wire.payload import Payload, pack
+
+if TYPE_CHECKING:
+    from fedel.v1.aggregator_pb2_grpc import AggregatorServiceAsyncStub
+
+    _Download = aio.UnaryStreamCall[pb.GetModelRequest, pb.GetModelResponse]
+    _Upload = aio.StreamStreamCall[pb.PutUpdateRequest, pb.PutUpdateResponse]
+
+REASON = "fedel-reason"
+"""Trailing metadata of a refused call: the short word that says why."""
+
+
+class Fetched(NamedTuple):
+    """What ``fetch_model`` brought."""
+
+    version: int
+    tensors: dict[str, Array]
+    """What changed since the version the caller holds: to be laid over it."""
+    num_bytes: int
+
+
+class Pushed(NamedTuple):
+    """What became of an update."""
+
+    duplicate: bool
+    """It had been there before; it counts once."""
+    wait_seconds: float
+    """Time spent waiting for leave to send."""
+    num_bytes: int
+    """Bytes of the payload sent in this attempt."""
+
+
+def reason_of(error: aio.AioRpcError) -> str:
+    """The short word with which the aggregator refused (``late``, ``shape``, ...); empty if it gave none."""
+    word = dict(error.trailing_metadata() or ()).get(REASON, "")
+    return word.decode() if isinstance(word, bytes) else word
+
+
+async def fetch_model(
+    stub: AggregatorServiceAsyncStub, run: str, version: int = -1, have_version: int = -1
+) -> Fetched:
+    """A version of the model (-1: the newest), or only what changed since ``have_version``."""
+    call = stub.GetModel(pb.GetModelRequest(run=run, version=version, have_version=have_version))
+    first = await call.read()
+    if not isinstance(first, pb.GetModelResponse) or first.WhichOneof("kind") != "content":
+        raise ServiceError(f"run '{run}': the aggregator's answer to GetModel does not begin with its content")
+    content, tensors, num_bytes = first.content, {}, 0
+    incoming = _Incoming(call, run)
+    for entry in content.tensors:
+        tensors[entry.name] = await incoming.tensor(entry)
+        num_bytes += entry.num_bytes
+    return Fetched(content.version, tensors, num_bytes)
+
+
+class _Incoming:
+    """The payload of a model as it comes in; pieces need not end where tensors do."""
+
+    def __init__(self, call: _Download, run: str) -> None:
+        self._call, self._run = call, run
+        self._position = 0
+        self._piece = memoryview(b"")
+
+    async def tensor(self, entry: model_pb2.TensorManifest) -> Array:
+        values: Array = np.empty(tuple(entry.shape), dtype_from_pb(entry.dtype))
+        target = memoryview(values.reshape(-1).view(np.uint8))
+        filled, crc = 0, 0
+        while filled < len(target):
+            part = await self._next(len(target) - filled)
+            target[filled : filled + len(part)] = part
+            filled, crc = filled + len(part), zlib.crc32(part, crc)
+        if crc != entry.crc32:
+            raise ServiceError(
+                f"run '{self._run}': tensor '{entry.name}' was damaged on the way; fetch it again"
+            )
+        return values
+
+    async def _next(self, most: int) -> memoryview:
+        """At most so many bytes, of the piece at hand or of the next one."""
+        if not self._piece:
+            message = await self._call.read()
+            if not isinstance(message, pb.GetModelResponse) or message.chunk.offset != self._position:
+                raise ServiceError(
+                    f"run '{self._run}': the model breaks off at byte {self._position}; fetch it again"
+                )
+            self._piece = memoryview(message.chunk.data)
+            self._position += len(self._piece)
+        part, self._piece = self._piece[:most], self._piece[most:]
+        return part
+
+
+def model_header(
+    run: str, strategy: Mapping[str, Any], spec: ModelSpec, keep_every: int = 0, late: str = "refuse"
+) -> pb.ModelHeader:
+    """What ``push_model`` announces; ``strategy`` is its table, ``spec`` that of the whole model."""
+    return pb.ModelHeader(
+        run=run,
+        strategy_json=json.dumps(strategy, sort_keys=True),
+        spec=spec_to_pb(spec),
+        keep_every=keep_every,
+        late_policy=late,
+    )
+
+
+async def push_model(stub: AggregatorServiceAsyncStub, header: pb.ModelHeader, tensors: Tensors) -> int:
+    """Bring a run's first model, or one aggregator's share of it. Returns its version, which is 0."""
+    payload = pack({name: Patch(values) for name, values in tensors.items()})
+    announced = pb.ModelHeader()
+    announced.CopyFrom(header)
+    del announced.tensors[:]
+    announced.tensors.extend(payload.manifest)
+
+    async def requests() -> AsyncIterator[pb.CreateModelRequest]:
+        yield pb.CreateModelRequest(header=announced)
+        for chunk in payload.chunks():
+            yield pb.CreateModelRequest(chunk=chunk)
+
+    return (await stub.CreateModel(requests())).version
+
+
+async def push_update(
+    stub: AggregatorServiceAsyncStub,
+    run: str,
+    report: Report,
+    payload: Payload,
+    on_permit: Callable[[int], None] | None = None,
+) -> Pushed:
+    """Send an update and wait until it is safe. With several aggregators each gets its own tensors' payload,
+    an empty one too: an update counts once all of them have it. ``on_permit`` hears, when sending may begin,
+    how many bytes are there already.
+    """
+    header = pb.UpdateHeader(
+        run=run, report=report_to_pb(report), tensors=payload.manifest, digest=payload.digest
+    )
+    call = stub.PutUpdate()
+    asked, sent = time.monotonic(), 0
+    try:
+        await _write(call, pb.PutUpdateRequest(header=header))
+        answer = await _answer(call, run)
+        waited = time.monotonic() - asked
+        if answer.WhichOneof("kind") == "permit":
+            offset = answer.permit.offset
+            if on_permit is not None:
+                on_permit(offset)
+            for chunk in payload.chunks(offset):
+                await _write(call, pb.PutUpdateRequest(chunk=chunk))
+                sent += len(chunk.data)
+            await call.done_writing()
+            answer = await _answer(call, run)
+        else:
+            await call.done_writing()
+    finally:
+        call.cancel()
+    return Pushed(answer.receipt.duplicate, waited, sent)
+
+
+async def _write(call: _Upload, request: pb.PutUpdateRequest) -> None:
+    try:
+        await call.write(request)
+    except asyncio.InvalidStateError:
+        # The call ended before we were through; reading raises what it ended with.
+        await call.read()
+        raise
+
+
+async def _answer(call: _Upload, run: str) -> pb.PutUpdateResponse:
+    answer = await call.read()
+    if isinstance(answer, pb.PutUpdateResponse):
+        return answer
+    raise ServiceError(f"run '{run}': the aggregator ended the upload without an answer; send it again")
