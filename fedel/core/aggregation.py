@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +32,15 @@ class ExactSum:
     def __init__(self, shape: tuple[int, ...], bits: int) -> None:
         self._total: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
         self._bits = bits
-        self._bound = 0.0
+        self.bound = 0.0
+        """No sum in here is larger."""
         self.whole_weight = Fraction(0)
         self.part_weights: NDArray[np.int64] | None = None
         """Weights of the patches that covered only a part, element by element."""
 
     def add(self, values: Array, weight: float, where: Where, magnitude: float) -> None:
         """Add ``weight * values`` at ``where``; ``magnitude`` is the largest absolute value among them."""
-        self._bound += magnitude * weight
+        self.bound += magnitude * weight
         scale = weight * 2.0**self._bits
         if where is None:
             self.whole_weight += Fraction(weight)
@@ -60,18 +62,38 @@ class ExactSum:
             np.rint(scaled, out=scaled)
             np.add(total[start : start + _CHUNK], scaled, out=total[start : start + _CHUNK], casting="unsafe")
 
-    def fits(self, magnitude: float, weight: float) -> bool:
-        """Whether values of this size can be added without leaving the range of the sum."""
-        return (self._bound + magnitude * weight) * 2.0**self._bits < 2.0**62
-
     def total(self) -> NDArray[np.float64]:
         return np.multiply(self._total, 2.0**-self._bits, dtype=np.float64)
+
+    def whole_mean(self, dtype: np.dtype[Any]) -> Array:
+        """``total / weight`` where every patch covered the whole tensor; in chunks, as it was added."""
+        mean = np.empty(self._total.shape, dtype)
+        total, flat, weight = self._total.reshape(-1), mean.reshape(-1), float(self.whole_weight)
+        scratch = np.empty(min(_CHUNK, flat.size))
+        for start in range(0, flat.size, _CHUNK):
+            part = total[start : start + _CHUNK]
+            scaled = scratch[: part.size]
+            np.multiply(part, 2.0**-self._bits, out=scaled, dtype=np.float64)
+            np.divide(scaled, weight, out=flat[start : start + _CHUNK], casting="same_kind")
+        return mean
 
     def weights(self) -> NDArray[np.float64] | float:
         """The weight behind each value: one number, or an array where patches covered parts."""
         if self.part_weights is None:
             return float(self.whole_weight)
         return np.multiply(self.part_weights, 2.0**-_COUNT_BITS, dtype=np.float64) + float(self.whole_weight)
+
+
+def fits(bound: float, more: float, bits: int) -> bool:
+    """Whether so much can be added to sums up to ``bound`` without leaving their range."""
+    return (bound + more) * 2.0**bits < 2.0**62
+
+
+def _magnitude(values: Array) -> float:
+    """The largest absolute value, NaN if there is one; in chunks, so that the second look finds the cache."""
+    flat = values.reshape(-1)
+    parts = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
+    return float(np.max([max(part.max(), -part.min()) for part in parts], initial=0.0))
 
 
 class _Sums:
@@ -83,24 +105,28 @@ class _Sums:
         self.tensors: dict[str, ExactSum] = {}
 
     def add(self, patches: Mapping[str, Patch], weight: float) -> None:
+        magnitudes = self.check(patches, weight)
+        for name, patch in patches.items():
+            if name not in self.tensors:
+                self.tensors[name] = ExactSum(self._shapes.get(name, patch.values.shape), self._bits)
+            self.tensors[name].add(patch.values, weight, patch.where, magnitudes[name])
+
+    def check(self, patches: Mapping[str, Patch], weight: float) -> dict[str, float]:
+        """The largest absolute value of each patch; refused if one of them cannot be added."""
         if not (np.isfinite(weight) and weight > 0):
             raise UpdateRefused("weight", f"an update cannot count {weight!r} times: it needs a weight above 0")
-        checked = [(name, patch, self._check(name, patch, weight)) for name, patch in patches.items()]
-        for name, patch, magnitude in checked:
-            self.tensors[name].add(patch.values, weight, patch.where, magnitude)
+        return {name: self._check(name, patch, weight) for name, patch in patches.items()}
 
     def _check(self, name: str, patch: Patch, weight: float) -> float:
-        values = patch.values
-        magnitude = float(np.abs(values).max()) if values.size else 0.0
+        magnitude = _magnitude(patch.values)
         if not np.isfinite(magnitude):
             raise UpdateRefused(
                 "not_finite", f"tensor '{name}' holds NaN or Inf: training diverged, try a lower learning rate"
             )
-        if name not in self.tensors:
-            if patch.where is not None and name not in self._shapes:
-                raise UpdateRefused("unknown_tensor", f"a patch of tensor '{name}', whose shape nobody told")
-            self.tensors[name] = ExactSum(self._shapes.get(name, values.shape), self._bits)
-        if not self.tensors[name].fits(magnitude, weight):
+        sum_ = self.tensors.get(name)
+        if sum_ is None and patch.where is not None and name not in self._shapes:
+            raise UpdateRefused("unknown_tensor", f"a patch of tensor '{name}', whose shape nobody told")
+        if not fits(sum_.bound if sum_ else 0.0, magnitude * weight, self._bits):
             raise UpdateRefused(
                 "range", f"tensor '{name}' holds {magnitude:g}, too large to average exactly: training diverged"
             )
@@ -140,18 +166,26 @@ class MaskedMean:
         self._sums.add(patches, weight)
         self._weight += Fraction(weight)
 
+    def check(self, patches: Mapping[str, Patch], weight: float = 1.0) -> None:
+        """Refuse what ``add`` would refuse."""
+        self._sums.check(patches, weight)
+
     def finish(self, model: Tensors) -> dict[str, Array]:
-        """The next model."""
-        new = dict(model)
-        for name, sum_ in self._sums.tensors.items():
-            old, total, weight = model[name], sum_.total(), sum_.weights()
-            if self._absent_counts:
-                missing = float(self._weight) - weight
-                mean = (total + old * missing) / float(self._weight)
-            else:
-                mean = _divide(total, weight, old)
-            new[name] = mean.astype(old.dtype)
-        return new
+        """The next model, or the next values of the part of it that ``model`` holds."""
+        return {name: self._next(name, old) for name, old in model.items()}
+
+    def _next(self, name: str, old: Array) -> Array:
+        sum_ = self._sums.tensors.get(name)
+        if sum_ is None:
+            return old
+        if self._absent_counts:
+            missing = float(self._weight) - sum_.weights()
+            mean = (sum_.total() + old * missing) / float(self._weight)
+        elif sum_.part_weights is None:
+            return sum_.whole_mean(old.dtype)
+        else:
+            mean = _divide(sum_.total(), sum_.weights(), old)
+        return mean.astype(old.dtype)
 
 
 class NormalisedMean:
@@ -180,15 +214,18 @@ class NormalisedMean:
             self._weights.setdefault(name, _Weights(shape)).add(weight, effective_steps, patch.where)
 
     def finish(self, model: Tensors) -> dict[str, Array]:
+        """The next model, or the next values of the part of it that ``model`` holds."""
         # w - (sum p a / sum p) * (sum (p/a) (w - w_n)) / sum p, over the clients that trained the value.
-        new = dict(model)
-        for name, sum_ in self._scaled.tensors.items():
-            old = model[name]
-            weight, steps = self._weights[name].sums()
-            change = old * sum_.weights() - sum_.total()
-            factor = _divide(steps, weight * weight, np.zeros(()))
-            new[name] = (old - factor * change).astype(old.dtype)
-        return new
+        return {name: self._next(name, old) for name, old in model.items()}
+
+    def _next(self, name: str, old: Array) -> Array:
+        sum_ = self._scaled.tensors.get(name)
+        if sum_ is None:
+            return old
+        weight, steps = self._weights[name].sums()
+        change = old * sum_.weights() - sum_.total()
+        factor = _divide(steps, weight * weight, np.zeros(()))
+        return (old - factor * change).astype(old.dtype)
 
 
 class _Weights:

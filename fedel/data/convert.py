@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedel.data.files import listed
-from fedel.data.text import MIN_WORDS, VOCABULARY, Words
+from fedel.data.text import MIN_WORDS, VOCABULARY, Words, read_users
 from fedel.data.vision import write_idx
 from fedel.errors import DataError
 from fedel.types import Array
@@ -208,17 +208,20 @@ def users(place: Path, out: Path) -> str:
     if table is not None:
         shutil.copyfile(table, out / f"users{table.suffix}")
     else:
-        for file in find(place, "*.txt").parent.glob("*.txt"):
+        for file in listed(find(place, "*.txt").parent, "*.txt"):
             shutil.copyfile(file, out / file.name)
+    _write_vocabulary(out)
     return ""
 
 
 def _write_users(out: Path, rows: Iterable[tuple[str, str]]) -> None:
-    rows = list(rows)
     lines = (json.dumps({"author": author, "text": text}, ensure_ascii=False) for author, text in rows)
     (out / "users.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    num_words: dict[str, int] = {}
-    for author, text in rows:
-        num_words[author] = num_words.get(author, 0) + len(text.split())
-    kept = (text for author, text in rows if num_words[author] >= MIN_WORDS)
-    Words.build(kept).save(out / VOCABULARY)
+    _write_vocabulary(out)
+
+
+def _write_vocabulary(out: Path) -> None:
+    """Fixed once, so that every device numbers words alike."""
+    if not (out / VOCABULARY).exists():
+        texts = read_users(out).values()
+        Words.build(text for text in texts if len(text.split()) >= MIN_WORDS).save(out / VOCABULARY)

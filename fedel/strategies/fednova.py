@@ -65,8 +65,10 @@ class _NovaFold:
         report = update.report
         weight = report.num_samples if self._by_samples else 1
         trained = {n: p for n, p in update.patches.items() if n not in self._statistics}
+        statistics = {n: p for n, p in update.patches.items() if n in self._statistics}
+        self._plain.check(statistics, weight)
         self._changes.add(trained, weight, report.effective_steps)
-        self._plain.add({n: p for n, p in update.patches.items() if n in self._statistics}, weight)
+        self._plain.add(statistics, weight)
 
     def finish(self, model: Tensors, state: Tensors) -> Folded:
         return Folded(self._plain.finish(self._changes.finish(model)), state)

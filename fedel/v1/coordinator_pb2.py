@@ -26,17 +26,17 @@ from fedel.v1 import model_pb2 as fedel_dot_v1_dot_model__pb2
 from fedel.v1 import task_pb2 as fedel_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64\x65l/v1/coordinator.proto\x12\x08\x66\x65\x64\x65l.v1\x1a\x14\x66\x65\x64\x65l/v1/model.proto\x1a\x13\x66\x65\x64\x65l/v1/task.proto\"O\n\x0b\x44\x65viceFacts\x12\x13\n\x0b\x64\x65vice_type\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x15\n\ragent_version\x18\x03 \x01(\t\"\xd4\x02\n\x0eSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.fedel.v1.HelloH\x00\x12\x1e\n\x04join\x18\x02 \x01(\x0b\x32\x0e.fedel.v1.JoinH\x00\x12&\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x14.fedel.v1.TaskAnswerH\x00\x12*\n\x08progress\x18\x04 \x01(\x0b\x32\x16.fedel.v1.TaskProgressH\x00\x12\"\n\x04\x64one\x18\x05 \x01(\x0b\x32\x12.fedel.v1.TaskDoneH\x00\x12.\n\nevaluation\x18\x06 \x01(\x0b\x32\x18.fedel.v1.EvaluationDoneH\x00\x12(\n\theartbeat\x18\x07 \x01(\x0b\x32\x13.fedel.v1.HeartbeatH\x00\x12&\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x14.fedel.v1.TaskFailedH\x00\x42\x06\n\x04kind\">\n\x05Hello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12%\n\x06\x64\x65vice\x18\x02 \x01(\x0b\x32\x15.fedel.v1.DeviceFacts\"~\n\x04Join\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12(\n\x07profile\x18\x04 \x01(\x0b\x32\x17.fedel.v1.TimingProfile\x12\x14\n\x0c\x63\x61n_evaluate\x18\x05 \x01(\x08\"N\n\nTaskAnswer\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"}\n\x0cTaskProgress\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\r\n\x05phase\x18\x03 \x01(\t\x12%\n\x06window\x18\x04 \x01(\x0b\x32\x15.fedel.v1.WindowState\x12\x17\n\x0fplanned_seconds\x18\x05 \x01(\x01\"\xae\x01\n\x08TaskDone\x12\x0b\n\x03run\x18\x01 \x01(\t\x12 \n\x06report\x18\x02 \x01(\x0b\x32\x10.fedel.v1.Report\x12&\n\x06phases\x18\x03 \x01(\x0b\x32\x16.fedel.v1.PhaseSeconds\x12\x10\n\x08\x62ytes_up\x18\x04 \x01(\x03\x12\x12\n\nbytes_down\x18\x05 \x01(\x03\x12%\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x15.fedel.v1.DeviceState\"M\n\x0cPhaseSeconds\x12\x10\n\x08\x64ownload\x18\x01 \x01(\x01\x12\r\n\x05train\x18\x02 \x01(\x01\x12\x0e\n\x06upload\x18\x03 \x01(\x01\x12\x0c\n\x04wait\x18\x04 \x01(\x01\"\x9f\x01\n\x0b\x44\x65viceState\x12\x18\n\x0bpower_watts\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\renergy_joules\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12 \n\x13temperature_celsius\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x0e\n\x0c_power_wattsB\x10\n\x0e_energy_joulesB\x16\n\x14_temperature_celsius\"z\n\x0e\x45valuationDone\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\x05\x12\x10\n\x08\x61\x63\x63uracy\x18\x03 \x01(\x01\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"=\n\nTaskFailed\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x0b\n\tHeartbeat\"\xfe\x01\n\x0fSessionResponse\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.fedel.v1.WelcomeH\x00\x12!\n\x03run\x18\x02 \x01(\x0b\x32\x12.fedel.v1.RunOfferH\x00\x12\x1e\n\x04task\x18\x03 \x01(\x0b\x32\x0e.fedel.v1.TaskH\x00\x12,\n\x08\x65valuate\x18\x04 \x01(\x0b\x32\x18.fedel.v1.EvaluationTaskH\x00\x12\'\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x15.fedel.v1.RoundClosedH\x00\x12#\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x12.fedel.v1.RunEndedH\x00\x42\x06\n\x04kind\"$\n\x07Welcome\x12\x19\n\x11heartbeat_seconds\x18\x01 \x01(\x01\")\n\x05Shard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07tensors\x18\x02 \x03(\t\"c\n\x08RunOffer\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x1f\n\x06shards\x18\x04 \x03(\x0b\x32\x0f.fedel.v1.Shard\"4\n\x0e\x45valuationTask\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\x05\"U\n\x0bRoundClosed\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x15\n\rmodel_version\x18\x03 \x01(\x05\x12\x0f\n\x07\x63ounted\x18\x04 \x01(\x08\":\n\x08RunEnded\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x05phase\x18\x02 \x01(\x0e\x32\x12.fedel.v1.RunPhase\"W\n\x10\x43reateRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.fedel.v1.ModelSpec\"8\n\x11\x43reateRunResponse\x12#\n\x06status\x18\x01 \x01(\x0b\x32\x13.fedel.v1.RunStatus\"E\n\x11\x43ontrolRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12#\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x13.fedel.v1.RunAction\"9\n\x12\x43ontrolRunResponse\x12#\n\x06status\x18\x01 \x01(\x0b\x32\x13.fedel.v1.RunStatus\"\x11\n\x0fListRunsRequest\"5\n\x10ListRunsResponse\x12!\n\x04runs\x18\x01 \x03(\x0b\x32\x13.fedel.v1.RunStatus\"\x1e\n\x0fWatchRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"7\n\x10WatchRunResponse\x12#\n\x06status\x18\x01 \x01(\x0b\x32\x13.fedel.v1.RunStatus\"\xb5\x02\n\tRunStatus\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.fedel.v1.RunPhase\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\tround_num\x18\x05 \x01(\x05\x12\x12\n\nnum_rounds\x18\x06 \x01(\x05\x12\x16\n\x0e\x62udget_seconds\x18\x07 \x01(\x01\x12\x13\n\x0bround_phase\x18\x08 \x01(\t\x12\x15\n\rround_seconds\x18\t \x01(\x01\x12\x15\n\rmodel_version\x18\n \x01(\x05\x12\'\n\x07\x63lients\x18\x0b \x03(\x0b\x32\x16.fedel.v1.ClientStatus\x12\x13\n\x0brounds_json\x18\x0c \x03(\t\x12\x12\n\ncreated_at\x18\r \x01(\x01\"\xe9\x01\n\x0c\x43lientStatus\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_type\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\x16\n\x0esilent_seconds\x18\x04 \x01(\x01\x12\r\n\x05phase\x18\x05 \x01(\t\x12%\n\x06window\x18\x06 \x01(\x0b\x32\x15.fedel.v1.WindowState\x12\x15\n\rtrain_seconds\x18\x07 \x01(\x01\x12\x16\n\x0e\x62udget_seconds\x18\x08 \x01(\x01\x12\x10\n\x08\x62ytes_up\x18\t \x01(\x03\x12\x12\n\nbytes_down\x18\n \x01(\x03\"\x18\n\x16ListAggregatorsRequest\",\n\x17ListAggregatorsResponse\x12\x11\n\taddresses\x18\x01 \x03(\t*\xae\x01\n\x08RunPhase\x12\x19\n\x15RUN_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_PHASE_WAITING\x10\x01\x12\x15\n\x11RUN_PHASE_RUNNING\x10\x02\x12\x14\n\x10RUN_PHASE_PAUSED\x10\x03\x12\x16\n\x12RUN_PHASE_FINISHED\x10\x04\x12\x15\n\x11RUN_PHASE_STOPPED\x10\x05\x12\x14\n\x10RUN_PHASE_FAILED\x10\x06*i\n\tRunAction\x12\x1a\n\x16RUN_ACTION_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_ACTION_PAUSE\x10\x01\x12\x15\n\x11RUN_ACTION_RESUME\x10\x02\x12\x13\n\x0fRUN_ACTION_STOP\x10\x03\x32\xc7\x03\n\x12\x43oordinatorService\x12\x42\n\x07Session\x12\x18.fedel.v1.SessionRequest\x1a\x19.fedel.v1.SessionResponse(\x01\x30\x01\x12\x44\n\tCreateRun\x12\x1a.fedel.v1.CreateRunRequest\x1a\x1b.fedel.v1.CreateRunResponse\x12G\n\nControlRun\x12\x1b.fedel.v1.ControlRunRequest\x1a\x1c.fedel.v1.ControlRunResponse\x12\x41\n\x08ListRuns\x12\x19.fedel.v1.ListRunsRequest\x1a\x1a.fedel.v1.ListRunsResponse\x12\x43\n\x08WatchRun\x12\x19.fedel.v1.WatchRunRequest\x1a\x1a.fedel.v1.WatchRunResponse0\x01\x12V\n\x0fListAggregators\x12 .fedel.v1.ListAggregatorsRequest\x1a!.fedel.v1.ListAggregatorsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x66\x65\x64\x65l/v1/coordinator.proto\x12\x08\x66\x65\x64\x65l.v1\x1a\x14\x66\x65\x64\x65l/v1/model.proto\x1a\x13\x66\x65\x64\x65l/v1/task.proto\"O\n\x0b\x44\x65viceFacts\x12\x13\n\x0b\x64\x65vice_type\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x15\n\ragent_version\x18\x03 \x01(\t\"\xd4\x02\n\x0eSessionRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.fedel.v1.HelloH\x00\x12\x1e\n\x04join\x18\x02 \x01(\x0b\x32\x0e.fedel.v1.JoinH\x00\x12&\n\x06\x61nswer\x18\x03 \x01(\x0b\x32\x14.fedel.v1.TaskAnswerH\x00\x12*\n\x08progress\x18\x04 \x01(\x0b\x32\x16.fedel.v1.TaskProgressH\x00\x12\"\n\x04\x64one\x18\x05 \x01(\x0b\x32\x12.fedel.v1.TaskDoneH\x00\x12.\n\nevaluation\x18\x06 \x01(\x0b\x32\x18.fedel.v1.EvaluationDoneH\x00\x12(\n\theartbeat\x18\x07 \x01(\x0b\x32\x13.fedel.v1.HeartbeatH\x00\x12&\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x14.fedel.v1.TaskFailedH\x00\x42\x06\n\x04kind\">\n\x05Hello\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12%\n\x06\x64\x65vice\x18\x02 \x01(\x0b\x32\x15.fedel.v1.DeviceFacts\"~\n\x04Join\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12(\n\x07profile\x18\x04 \x01(\x0b\x32\x17.fedel.v1.TimingProfile\x12\x14\n\x0c\x63\x61n_evaluate\x18\x05 \x01(\x08\"N\n\nTaskAnswer\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"}\n\x0cTaskProgress\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\r\n\x05phase\x18\x03 \x01(\t\x12%\n\x06window\x18\x04 \x01(\x0b\x32\x15.fedel.v1.WindowState\x12\x17\n\x0fplanned_seconds\x18\x05 \x01(\x01\"\xae\x01\n\x08TaskDone\x12\x0b\n\x03run\x18\x01 \x01(\t\x12 \n\x06report\x18\x02 \x01(\x0b\x32\x10.fedel.v1.Report\x12&\n\x06phases\x18\x03 \x01(\x0b\x32\x16.fedel.v1.PhaseSeconds\x12\x10\n\x08\x62ytes_up\x18\x04 \x01(\x03\x12\x12\n\nbytes_down\x18\x05 \x01(\x03\x12%\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x15.fedel.v1.DeviceState\"M\n\x0cPhaseSeconds\x12\x10\n\x08\x64ownload\x18\x01 \x01(\x01\x12\r\n\x05train\x18\x02 \x01(\x01\x12\x0e\n\x06upload\x18\x03 \x01(\x01\x12\x0c\n\x04wait\x18\x04 \x01(\x01\"\x9f\x01\n\x0b\x44\x65viceState\x12\x18\n\x0bpower_watts\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\renergy_joules\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12 \n\x13temperature_celsius\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x0e\n\x0c_power_wattsB\x10\n\x0e_energy_joulesB\x16\n\x14_temperature_celsius\"z\n\x0e\x45valuationDone\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\x05\x12\x10\n\x08\x61\x63\x63uracy\x18\x03 \x01(\x01\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"=\n\nTaskFailed\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x0b\n\tHeartbeat\"\xa8\x02\n\x0fSessionResponse\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.fedel.v1.WelcomeH\x00\x12!\n\x03run\x18\x02 \x01(\x0b\x32\x12.fedel.v1.RunOfferH\x00\x12\x1e\n\x04task\x18\x03 \x01(\x0b\x32\x0e.fedel.v1.TaskH\x00\x12,\n\x08\x65valuate\x18\x04 \x01(\x0b\x32\x18.fedel.v1.EvaluationTaskH\x00\x12\'\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x15.fedel.v1.RoundClosedH\x00\x12#\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x12.fedel.v1.RunEndedH\x00\x12(\n\x07refused\x18\x07 \x01(\x0b\x32\x15.fedel.v1.JoinRefusedH\x00\x42\x06\n\x04kind\"*\n\x0bJoinRefused\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"$\n\x07Welcome\x12\x19\n\x11heartbeat_seconds\x18\x01 \x01(\x01\")\n\x05Shard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07tensors\x18\x02 \x03(\t\"c\n\x08RunOffer\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x1f\n\x06shards\x18\x04 \x03(\x0b\x32\x0f.fedel.v1.Shard\"4\n\x0e\x45valuationTask\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\x05\"U\n\x0bRoundClosed\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x15\n\rmodel_version\x18\x03 \x01(\x05\x12\x0f\n\x07\x63ounted\x18\x04 \x01(\x08\":\n\x08RunEnded\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x05phase\x18\x02 \x01(\x0e\x32\x12.fedel.v1.RunPhase\"W\n\x10\x43reateRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.fedel.v1.ModelSpec\"8\n\x11\x43reateRunResponse\x12#\n\x06status\x18\x01 \x01(\x0b\x32\x13.fedel.v1.RunStatus\"E\n\x11\x43ontrolRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12#\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x13.fedel.v1.RunAction\"9\n\x12\x43ontrolRunResponse\x12#\n\x06status\x18\x01 \x01(\x0b\x32\x13.fedel.v1.RunStatus\"\x11\n\x0fListRunsRequest\"5\n\x10ListRunsResponse\x12!\n\x04runs\x18\x01 \x03(\x0b\x32\x13.fedel.v1.RunStatus\"\x1e\n\x0fWatchRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"7\n\x10WatchRunResponse\x12#\n\x06status\x18\x01 \x01(\x0b\x32\x13.fedel.v1.RunStatus\"\xb5\x02\n\tRunStatus\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12!\n\x05phase\x18\x03 \x01(\x0e\x32\x12.fedel.v1.RunPhase\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\tround_num\x18\x05 \x01(\x05\x12\x12\n\nnum_rounds\x18\x06 \x01(\x05\x12\x16\n\x0e\x62udget_seconds\x18\x07 \x01(\x01\x12\x13\n\x0bround_phase\x18\x08 \x01(\t\x12\x15\n\rround_seconds\x18\t \x01(\x01\x12\x15\n\rmodel_version\x18\n \x01(\x05\x12\'\n\x07\x63lients\x18\x0b \x03(\x0b\x32\x16.fedel.v1.ClientStatus\x12\x13\n\x0brounds_json\x18\x0c \x03(\t\x12\x12\n\ncreated_at\x18\r \x01(\x01\"\xe9\x01\n\x0c\x43lientStatus\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_type\x18\x02 \x01(\t\x12\x11\n\tconnected\x18\x03 \x01(\x08\x12\x16\n\x0esilent_seconds\x18\x04 \x01(\x01\x12\r\n\x05phase\x18\x05 \x01(\t\x12%\n\x06window\x18\x06 \x01(\x0b\x32\x15.fedel.v1.WindowState\x12\x15\n\rtrain_seconds\x18\x07 \x01(\x01\x12\x16\n\x0e\x62udget_seconds\x18\x08 \x01(\x01\x12\x10\n\x08\x62ytes_up\x18\t \x01(\x03\x12\x12\n\nbytes_down\x18\n \x01(\x03\"\x18\n\x16ListAggregatorsRequest\",\n\x17ListAggregatorsResponse\x12\x11\n\taddresses\x18\x01 \x03(\t*\xae\x01\n\x08RunPhase\x12\x19\n\x15RUN_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_PHASE_WAITING\x10\x01\x12\x15\n\x11RUN_PHASE_RUNNING\x10\x02\x12\x14\n\x10RUN_PHASE_PAUSED\x10\x03\x12\x16\n\x12RUN_PHASE_FINISHED\x10\x04\x12\x15\n\x11RUN_PHASE_STOPPED\x10\x05\x12\x14\n\x10RUN_PHASE_FAILED\x10\x06*i\n\tRunAction\x12\x1a\n\x16RUN_ACTION_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_ACTION_PAUSE\x10\x01\x12\x15\n\x11RUN_ACTION_RESUME\x10\x02\x12\x13\n\x0fRUN_ACTION_STOP\x10\x03\x32\xc7\x03\n\x12\x43oordinatorService\x12\x42\n\x07Session\x12\x18.fedel.v1.SessionRequest\x1a\x19.fedel.v1.SessionResponse(\x01\x30\x01\x12\x44\n\tCreateRun\x12\x1a.fedel.v1.CreateRunRequest\x1a\x1b.fedel.v1.CreateRunResponse\x12G\n\nControlRun\x12\x1b.fedel.v1.ControlRunRequest\x1a\x1c.fedel.v1.ControlRunResponse\x12\x41\n\x08ListRuns\x12\x19.fedel.v1.ListRunsRequest\x1a\x1a.fedel.v1.ListRunsResponse\x12\x43\n\x08WatchRun\x12\x19.fedel.v1.WatchRunRequest\x1a\x1a.fedel.v1.WatchRunResponse0\x01\x12V\n\x0fListAggregators\x12 .fedel.v1.ListAggregatorsRequest\x1a!.fedel.v1.ListAggregatorsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedel.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNPHASE']._serialized_start=3225
-  _globals['_RUNPHASE']._serialized_end=3399
-  _globals['_RUNACTION']._serialized_start=3401
-  _globals['_RUNACTION']._serialized_end=3506
+  _globals['_RUNPHASE']._serialized_start=3311
+  _globals['_RUNPHASE']._serialized_end=3485
+  _globals['_RUNACTION']._serialized_start=3487
+  _globals['_RUNACTION']._serialized_end=3592
   _globals['_DEVICEFACTS']._serialized_start=83
   _globals['_DEVICEFACTS']._serialized_end=162
   _globals['_SESSIONREQUEST']._serialized_start=165
@@ -62,43 +62,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEAT']._serialized_start=1511
   _globals['_HEARTBEAT']._serialized_end=1522
   _globals['_SESSIONRESPONSE']._serialized_start=1525
-  _globals['_SESSIONRESPONSE']._serialized_end=1779
-  _globals['_WELCOME']._serialized_start=1781
-  _globals['_WELCOME']._serialized_end=1817
-  _globals['_SHARD']._serialized_start=1819
-  _globals['_SHARD']._serialized_end=1860
-  _globals['_RUNOFFER']._serialized_start=1862
-  _globals['_RUNOFFER']._serialized_end=1961
-  _globals['_EVALUATIONTASK']._serialized_start=1963
-  _globals['_EVALUATIONTASK']._serialized_end=2015
-  _globals['_ROUNDCLOSED']._serialized_start=2017
-  _globals['_ROUNDCLOSED']._serialized_end=2102
-  _globals['_RUNENDED']._serialized_start=2104
-  _globals['_RUNENDED']._serialized_end=2162
-  _globals['_CREATERUNREQUEST']._serialized_start=2164
-  _globals['_CREATERUNREQUEST']._serialized_end=2251
-  _globals['_CREATERUNRESPONSE']._serialized_start=2253
-  _globals['_CREATERUNRESPONSE']._serialized_end=2309
-  _globals['_CONTROLRUNREQUEST']._serialized_start=2311
-  _globals['_CONTROLRUNREQUEST']._serialized_end=2380
-  _globals['_CONTROLRUNRESPONSE']._serialized_start=2382
-  _globals['_CONTROLRUNRESPONSE']._serialized_end=2439
-  _globals['_LISTRUNSREQUEST']._serialized_start=2441
-  _globals['_LISTRUNSREQUEST']._serialized_end=2458
-  _globals['_LISTRUNSRESPONSE']._serialized_start=2460
-  _globals['_LISTRUNSRESPONSE']._serialized_end=2513
-  _globals['_WATCHRUNREQUEST']._serialized_start=2515
-  _globals['_WATCHRUNREQUEST']._serialized_end=2545
-  _globals['_WATCHRUNRESPONSE']._serialized_start=2547
-  _globals['_WATCHRUNRESPONSE']._serialized_end=2602
-  _globals['_RUNSTATUS']._serialized_start=2605
-  _globals['_RUNSTATUS']._serialized_end=2914
-  _globals['_CLIENTSTATUS']._serialized_start=2917
-  _globals['_CLIENTSTATUS']._serialized_end=3150
-  _globals['_LISTAGGREGATORSREQUEST']._serialized_start=3152
-  _globals['_LISTAGGREGATORSREQUEST']._serialized_end=3176
-  _globals['_LISTAGGREGATORSRESPONSE']._serialized_start=3178
-  _globals['_LISTAGGREGATORSRESPONSE']._serialized_end=3222
-  _globals['_COORDINATORSERVICE']._serialized_start=3509
-  _globals['_COORDINATORSERVICE']._serialized_end=3964
+  _globals['_SESSIONRESPONSE']._serialized_end=1821
+  _globals['_JOINREFUSED']._serialized_start=1823
+  _globals['_JOINREFUSED']._serialized_end=1865
+  _globals['_WELCOME']._serialized_start=1867
+  _globals['_WELCOME']._serialized_end=1903
+  _globals['_SHARD']._serialized_start=1905
+  _globals['_SHARD']._serialized_end=1946
+  _globals['_RUNOFFER']._serialized_start=1948
+  _globals['_RUNOFFER']._serialized_end=2047
+  _globals['_EVALUATIONTASK']._serialized_start=2049
+  _globals['_EVALUATIONTASK']._serialized_end=2101
+  _globals['_ROUNDCLOSED']._serialized_start=2103
+  _globals['_ROUNDCLOSED']._serialized_end=2188
+  _globals['_RUNENDED']._serialized_start=2190
+  _globals['_RUNENDED']._serialized_end=2248
+  _globals['_CREATERUNREQUEST']._serialized_start=2250
+  _globals['_CREATERUNREQUEST']._serialized_end=2337
+  _globals['_CREATERUNRESPONSE']._serialized_start=2339
+  _globals['_CREATERUNRESPONSE']._serialized_end=2395
+  _globals['_CONTROLRUNREQUEST']._serialized_start=2397
+  _globals['_CONTROLRUNREQUEST']._serialized_end=2466
+  _globals['_CONTROLRUNRESPONSE']._serialized_start=2468
+  _globals['_CONTROLRUNRESPONSE']._serialized_end=2525
+  _globals['_LISTRUNSREQUEST']._serialized_start=2527
+  _globals['_LISTRUNSREQUEST']._serialized_end=2544
+  _globals['_LISTRUNSRESPONSE']._serialized_start=2546
+  _globals['_LISTRUNSRESPONSE']._serialized_end=2599
+  _globals['_WATCHRUNREQUEST']._serialized_start=2601
+  _globals['_WATCHRUNREQUEST']._serialized_end=2631
+  _globals['_WATCHRUNRESPONSE']._serialized_start=2633
+  _globals['_WATCHRUNRESPONSE']._serialized_end=2688
+  _globals['_RUNSTATUS']._serialized_start=2691
+  _globals['_RUNSTATUS']._serialized_end=3000
+  _globals['_CLIENTSTATUS']._serialized_start=3003
+  _globals['_CLIENTSTATUS']._serialized_end=3236
+  _globals['_LISTAGGREGATORSREQUEST']._serialized_start=3238
+  _globals['_LISTAGGREGATORSREQUEST']._serialized_end=3262
+  _globals['_LISTAGGREGATORSRESPONSE']._serialized_start=3264
+  _globals['_LISTAGGREGATORSRESPONSE']._serialized_end=3308
+  _globals['_COORDINATORSERVICE']._serialized_start=3595
+  _globals['_COORDINATORSERVICE']._serialized_end=4050
 # @@protoc_insertion_point(module_scope)

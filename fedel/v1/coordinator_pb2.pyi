@@ -553,6 +553,7 @@ class SessionResponse(_message.Message):
     EVALUATE_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Answer to hello: what to expect."""
@@ -577,6 +578,10 @@ class SessionResponse(_message.Message):
     def ended(self) -> Global___RunEnded:
         """A run is over; the agent may let go of it."""
 
+    @_builtins.property
+    def refused(self) -> Global___JoinRefused:
+        """The agent may not join a run as it is."""
+
     def __init__(
         self,
         *,
@@ -586,16 +591,43 @@ class SessionResponse(_message.Message):
         evaluate: Global___EvaluationTask | None = ...,
         closed: Global___RoundClosed | None = ...,
         ended: Global___RunEnded | None = ...,
+        refused: Global___JoinRefused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "kind", b"kind", "run", b"run", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "kind", b"kind", "refused", b"refused", "run", b"run", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "kind", b"kind", "run", b"run", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "kind", b"kind", "refused", b"refused", "run", b"run", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "run", "task", "evaluate", "closed", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "run", "task", "evaluate", "closed", "ended", "refused"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class JoinRefused(_message.Message):
+    """A join that was refused; the session and the agent's other runs go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """The run."""
+    reason: _builtins.str
+    """What is wrong and what to do about it, for people."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinRefused: _TypeAlias = JoinRefused  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
@@ -988,7 +1020,7 @@ class RunStatus(_message.Message):
     phase: Global___RunPhase.ValueType
     """Where it stands."""
     message: _builtins.str
-    """Why it failed, for people."""
+    """Why it failed, or what it waits for, for people."""
     round_num: _builtins.int
     """The open round, or the next one."""
     num_rounds: _builtins.int

@@ -65,15 +65,16 @@ async def fetch_model(
 ) -> Fetched:
     """A version of the model (-1: the newest), or only what changed since ``have_version``."""
     call = stub.GetModel(pb.GetModelRequest(run=run, version=version, have_version=have_version))
-    first = await call.read()
-    if not isinstance(first, pb.GetModelResponse) or first.WhichOneof("kind") != "content":
-        raise ServiceError(f"run '{run}': the aggregator's answer to GetModel does not begin with its content")
-    content, tensors, num_bytes = first.content, {}, 0
-    incoming = _Incoming(call, run)
-    for entry in content.tensors:
-        tensors[entry.name] = await incoming.tensor(entry)
-        num_bytes += entry.num_bytes
-    return Fetched(content.version, tensors, num_bytes)
+    try:
+        first = await call.read()
+        if not isinstance(first, pb.GetModelResponse):
+            raise ServiceError(f"run '{run}': the aggregator ended the download without an answer; fetch it again")
+        incoming, tensors = _Incoming(call, run), {}
+        for entry in first.content.tensors:
+            tensors[entry.name] = await incoming.tensor(entry)
+    finally:
+        call.cancel()
+    return Fetched(first.content.version, tensors, sum(entry.num_bytes for entry in first.content.tensors))
 
 
 class _Incoming:
@@ -86,7 +87,7 @@ class _Incoming:
 
     async def tensor(self, entry: model_pb2.TensorManifest) -> Array:
         values: Array = np.empty(tuple(entry.shape), dtype_from_pb(entry.dtype))
-        target = memoryview(values.reshape(-1).view(np.uint8))
+        target = values.reshape(-1).view(np.uint8).data
         filled, crc = 0, 0
         while filled < len(target):
             part = await self._next(len(target) - filled)
