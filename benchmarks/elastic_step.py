@@ -4,14 +4,14 @@
     python benchmarks/elastic_step.py saving --model resnet50
 
 ``accuracy`` trains random tensors of random windows between the rounds of the profiler, so that both see
-the same machine. ``saving`` trains whole windows, each in a fresh process, because a process does not give
-memory back.
+the same machine. ``saving`` trains whole windows: in turn to take the time, and each in a fresh process to
+take the memory, in which freed memory goes back to the system at once so that the peak is what was in use.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,6 +31,8 @@ from fedel.types import Job, LocalWork, TimingProfile
 
 _CHANNELS = {"vgg16": 3, "resnet50": 1}
 _NOTHING = TimingProfile("", "", 0, (), ())
+_GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Makes glibc return freed memory at once."""
 
 
 def noise(model: BlockModel, channels: int, num_samples: int) -> Dataset:
@@ -102,43 +104,57 @@ def windows_of(model: BlockModel) -> dict[str, tuple[int, int]]:
     }
 
 
+def window_job(model: BlockModel, work: LocalWork, end: int, front: int) -> Job:
+    selected = frozenset(t.name for t in model.spec.weights_in(end, front))
+    return Job(work, work.num_steps, 0, selected, (front,), end)
+
+
 def saving(args: argparse.Namespace) -> None:
     """Seconds and memory of a step in windows along the network, against training everything."""
-    command = [sys.executable, __file__, "one", *sys.argv[2:]]
-    print("| trained | blocks | s a step | share | training memory MB | share |\n|---|---|---|---|---|---|")
-    whole: dict[str, float] = {}
-    with torch.device("meta"):
-        windows = windows_of(build(args.model, width=args.width))
+    model, trainer, work = set_up(args)
+    windows, start = windows_of(model), model.tensors()
+    taken: dict[str, list[float]] = {name: [] for name in windows}
+    for _ in range(args.rounds):
+        for name, window in windows.items():
+            taken[name].append(trainer.train(start, window_job(model, work, *window)).seconds / work.num_steps)
+    seconds = {name: statistics.median(times) for name, times in taken.items()}
+    peaks = {name: peak_of_window(*window) for name, window in windows.items()}
+    print("| trained | blocks | ms a step | share | training memory MB | share |\n|---|---|---|---|---|---|")
     for name, (end, front) in windows.items():
-        run = subprocess.run(
-            [*command, "--blocks", f"{end}-{front}"], check=True, capture_output=True, text=True
-        )
-        found = json.loads(run.stdout)
-        whole = whole or found
+        time, peak = seconds[name], peaks[name]
         print(
-            f"| {name} | {end}-{front} | {found['seconds']:.3f} | {found['seconds'] / whole['seconds']:.2f} "
-            f"| {found['bytes'] / 1e6:.0f} | {found['bytes'] / whole['bytes']:.2f} |",
-            flush=True,
+            f"| {name} | {end}-{front} | {time * 1e3:.0f} | {time / seconds['whole model']:.2f} "
+            f"| {peak / 1e6:.0f} | {peak / peaks['whole model']:.2f} |"
         )
 
 
-def one(args: argparse.Namespace) -> None:
-    """One window in this process; memory is what training added at its peak."""
+def peak_of_window(end: int, front: int) -> int:
+    command = [sys.executable, __file__, "memory", *sys.argv[2:], "--blocks", f"{end}-{front}"]
+    environment = {**os.environ, **_GIVE_BACK}
+    return int(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
+
+
+def memory(args: argparse.Namespace) -> None:
+    """What training one window adds at its peak, in this process."""
     model, trainer, work = set_up(args)
     end, front = map(int, args.blocks.split("-"))
-    selected = frozenset(t.name for t in model.spec.weights_in(end, front))
-    job, start = Job(work, work.num_steps, 0, selected, (front,), end), model.tensors()
-    model.load(start)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    before = pages * 4096
-    runs = [trainer.train(start, job) for _ in range(args.rounds)]
-    seconds = statistics.median(run.seconds for run in runs) / work.num_steps
-    print(json.dumps({"seconds": seconds, "bytes": runs[0].peak_memory_bytes - before}))
+    start = model.tensors()
+    warm_up()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    print(trainer.train(start, window_job(model, work, end, front)).peak_memory_bytes - before)
+
+
+def warm_up() -> None:
+    """Have libraries load and compile what they need, so that it is not taken for memory of training."""
+    layers = [torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+    small = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(72, 2))
+    small(torch.randn(2, 1, 8, 8)).sum().backward()
+    torch.optim.SGD(small.parameters(), momentum=0.9, fused=True).step()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("accuracy", "saving", "one"))
+    parser.add_argument("what", choices=("accuracy", "saving", "memory"))
     parser.add_argument("--model", default="vgg16", choices=sorted(_CHANNELS))
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -148,7 +164,7 @@ def main() -> None:
     parser.add_argument("--blocks", default="1-1", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"accuracy": accuracy, "saving": saving, "one": one}[args.what](args)
+    {"accuracy": accuracy, "saving": saving, "memory": memory}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import sys
 import types
 import typing
@@ -66,6 +67,48 @@ def override_key(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override}: '{section}' is a value, not a section")
     table[key] = value
+
+
+def write(table: Mapping[str, Any]) -> str:
+    """A table as TOML text, which ``read`` gives back as it was; keys without a value are left out.
+
+    >>> print(write({"seed": 1, "work": {"lr": 0.1, "name": "sgd"}, "sizes": (1, 2)}), end="")
+    seed = 1
+    sizes = [1, 2]
+    <BLANKLINE>
+    [work]
+    lr = 0.1
+    name = "sgd"
+    """
+    lines: list[str] = []
+    _write(table, (), lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _write(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
+    if path and (plain or not table):
+        lines += ["", f"[{'.'.join(map(_key, path))}]"]
+    lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            _write(value, (*path, key), lines)
+
+
+def _key(key: str) -> str:
+    return key if key and all(c.isalnum() or c in "-_" for c in key) and key.isascii() else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return json.dumps(str(value))
 
 
 def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:

@@ -60,3 +60,22 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
 def test_a_malformed_override_is_refused(override):
     with pytest.raises(ConfigError, match="--set"):
         config.override_key({"work": {"lr": 0.1}}, override)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {"a": 1, "b": 0.5, "c": True, "d": 'quo"te\\ \n', "e": [1, 2], "f": ["x"], "g": 1e-9, "h": float("inf")},
+        {"deep": {"er": {"est": 1}, "flat": 2}, "top": 3},
+        {"odd key": {"sp ace": 1}, "empty": {}, "list": [{"a": 1}, {"b": [1, 2]}]},
+    ],
+)
+def test_what_is_written_is_read_back(tmp_path, table):
+    (tmp_path / "t.toml").write_text(config.write(table))
+    assert table == config.read(tmp_path / "t.toml")
+
+
+def test_what_has_no_value_is_left_out(tmp_path):
+    (tmp_path / "t.toml").write_text(config.write({"a": None, "b": {"c": None, "d": 1}}))
+    assert {"b": {"d": 1}} == config.read(tmp_path / "t.toml")

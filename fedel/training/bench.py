@@ -78,6 +78,8 @@ class Bench:
         self.spec = model.spec
         self.exits = self.spec.exits_for(1, self.spec.num_blocks)
         self.layers = layers_with_weights(model)
+        # Tokens have no gradient; the way through is measured up to the first tensor then.
+        self.gradient_from_input = self.x.is_floating_point() or self.spec.exit_each
         self.samples = Samples()
 
     def measure(self, narrowed: Mapping[float, BlockModel], fetch: Callable[[], object] | None) -> None:
@@ -123,6 +125,8 @@ class Bench:
         selected = [
             t.name for layer in self.layers for place, t in enumerate(layer.tensors) if asked in (ALL, place)
         ]
+        if asked == NONE and not self.gradient_from_input:
+            selected = [self.spec.weights[0].name]
         modules = [layer.module for layer in self.layers]
         with elastic(self.model, selected, self.exits) as net, record_spans(modules) as spans:
             gradient: Tensor | None = None
@@ -132,7 +136,8 @@ class Bench:
                     (gradient,) = self._loss_gradients(output)
                     self.samples.add(("loss", block), seconds_between(begin, stamp(self.device)))
                 for (layer, own), seconds in timed_backward(output, gradient, spans, self.device).items():
-                    self.samples.add(Part(asked, block, layer, own), seconds)
+                    if asked != NONE or self.gradient_from_input or (layer, own) != (0, True):
+                        self.samples.add(Part(asked, block, layer, own), seconds)
                 gradient = entrance.grad
 
     def _forward_pieces(self, net: Elastic) -> list[tuple[int, Tensor, Tensor]]:

@@ -689,12 +689,17 @@ class RunOffer(_message.Message):
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The run."""
     config_json: _builtins.str
     """Its effective configuration, as JSON: strategy, local work, model, data."""
     model_digest: _builtins.str
     """Digest that the model must have."""
+    instance: _builtins.str
+    """Tells this run from an earlier one of the same name, such as the moment it was created: an agent throws
+    away what it kept of the other.
+    """
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]:
         """Where the model is kept."""
@@ -706,10 +711,11 @@ class RunOffer(_message.Message):
         config_json: _builtins.str = ...,
         model_digest: _builtins.str = ...,
         shards: _abc.Iterable[Global___Shard] | None = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "model_digest", b"model_digest", "run", b"run", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "instance", b"instance", "model_digest", b"model_digest", "run", b"run", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

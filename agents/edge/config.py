@@ -1,0 +1,60 @@
+"""An agent's configuration."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedel.training.settings import DataPart, TrainerSettings
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    coordinator: str = "127.0.0.1:7070"
+    """Address of the coordinator, ``host:port``; the aggregators' addresses come from it."""
+    name: str = ""
+    """Name of this client, unique in the federation; empty takes the host's name."""
+    state_dir: Path = Path("agent-state")
+    """Where models, memories and profiles are kept; an agent goes on from here after a restart."""
+    device: str = "cpu"
+    """What trains: ``cpu``, ``cuda``, ``cuda:1``, ..."""
+    device_type: str = ""
+    """Type of hardware, by which metrics are grouped; empty reads it from the device."""
+    threads: int = 0
+    """CPU threads of torch; 0 leaves it to torch. Several agents on one machine need 1 each."""
+    slowdown: float = 1.0
+    """Behave as a device so many times slower: for trials on one machine."""
+    profile: str = ""
+    """File with a timing profile; empty measures one, once for each model."""
+    evaluate: bool = True
+    """Offer to test models on the data set's test data."""
+    grace_seconds: float = 10.0
+    """How long an upload may still take when the agent is told to stop."""
+    log_level: str = "INFO"
+    log_json: bool = True
+    """Logs as JSON lines, or as plain text."""
+    data: DataPart = field(default_factory=DataPart)
+
+    def __post_init__(self) -> None:
+        if self.slowdown < 1:
+            raise ValueError(f"slowdown = {self.slowdown:g}: at least 1, which is the device as it is")
+        if self.threads < 0 or self.grace_seconds < 0:
+            raise ValueError("threads and grace_seconds cannot be negative")
+        if ":" not in self.coordinator:
+            raise ValueError(f"coordinator = {self.coordinator!r}: write it as host:port")
+
+    @property
+    def client(self) -> str:
+        return self.name or socket.gethostname()
+
+    @property
+    def trainer_settings(self) -> TrainerSettings:
+        return TrainerSettings(
+            data=self.data,
+            device=self.device,
+            threads=self.threads,
+            evaluate=self.evaluate,
+            profile=Path(self.profile) if self.profile else None,
+            cache_dir=self.state_dir / "profiles",
+        )

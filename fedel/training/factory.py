@@ -1,0 +1,135 @@
+"""From a run's configuration to a trainer on this device, and to the first model of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedel.data import Dataset, PartitionConfig, load_data
+from fedel.data.partition import split
+from fedel.errors import ConfigError, ProfileError
+from fedel.models import BlockModel, build
+from fedel.run import RunConfig
+from fedel.seeds import derive
+from fedel.strategies import build as build_strategy
+from fedel.training.evaluate import Score, evaluate, evaluate_ensemble
+from fedel.training.profile_io import load_profile, save_profile
+from fedel.training.profiler import default_device_name, profile
+from fedel.training.settings import DataPart, Evaluator, TrainerSettings
+from fedel.training.trainer import TorchTrainer
+from fedel.types import Array, ModelSpec, Strategy, Tensors, TimingProfile, Trainer
+
+_log = logging.getLogger(__name__)
+
+
+def make_trainer(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    """The trainer of this client, and what tests a model if it may. Weights come from the server."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    data = make_data(run, settings.data.root)
+    model = make_model(run, data)
+    indices = part_of(data, settings.data)
+    timing = profile_of(run, settings, model, data, indices)
+    trainer = TorchTrainer(model, data, indices, timing, settings.device)
+    return trainer, _evaluator(model, data, settings.device) if settings.evaluate else None
+
+
+def initial_model(run: RunConfig, root: str = "") -> tuple[ModelSpec, dict[str, Array]]:
+    """What a run starts from; the same on every machine for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(run.seed, "initial model"))
+        model = make_model(run, make_data(run, root))
+    return model.spec, model.tensors()
+
+
+def make_data(run: RunConfig, root: str = "") -> Dataset:
+    options = _options(run.data, "[data]")
+    return load_data(options.pop("name"), options.pop("root", root) or None, **options)
+
+
+def make_model(run: RunConfig, data: Dataset) -> BlockModel:
+    """The run's model for this data, its values drawn from torch's current seed."""
+    options = _options(run.model, "[model]")
+    sample = torch.from_numpy(data.train_batch(np.arange(min(2, len(data.train))))[0])
+    return build(options.pop("name"), sample_input=sample, num_classes=data.num_classes, **options)
+
+
+def part_of(data: Dataset, part: DataPart) -> Array:
+    """Indices of this client's samples."""
+    if part.of == 1:
+        return np.arange(len(data.train))
+    config = PartitionConfig(part.method, part.of, part.alpha, part.balance, part.min_size)
+    return split(data, config, part.seed)[part.index]
+
+
+def profile_of(
+    run: RunConfig, settings: TrainerSettings, model: BlockModel, data: Dataset, indices: Array
+) -> TimingProfile:
+    """The profile given, the one measured before on this device, or one measured now."""
+    if settings.profile is not None:
+        return load_profile(settings.profile, model.spec)
+    widths = tuple(w for w in widths_of(build_strategy(run.strategy)) if w < 1)
+    kept = settings.cache_dir and settings.cache_dir / f"profile-{_key(run, settings, model, widths)}.json"
+    if kept and kept.exists():
+        try:
+            return load_profile(kept, model.spec)
+        except ProfileError as error:
+            _log.warning("measuring the timing profile again: %s", error)
+    batch = np.resize(indices, run.work.batch_size)
+    rng = np.random.default_rng(0)
+    _log.info("measuring how long each tensor of %s takes to train here; this is done once", model.spec.name)
+    measured = profile(
+        model,
+        data.train_batch(batch, rng),
+        run.work,
+        settings.device,
+        widths=widths,
+        fetch=lambda: data.train_batch(batch, rng),
+        device_name=settings.device_name,
+    )
+    if kept:
+        save_profile(measured, Path(kept))
+    return measured
+
+
+def widths_of(strategy: Strategy) -> tuple[float, ...]:
+    """Widths that the strategy, or the one it wraps, may ask a device to train."""
+    base = getattr(strategy, "base", None)
+    return widths_of(base) if base is not None else tuple(getattr(strategy, "widths", ()))
+
+
+def _key(run: RunConfig, settings: TrainerSettings, model: BlockModel, widths: tuple[float, ...]) -> str:
+    """Everything that a measurement depends on."""
+    device = default_device_name(torch.device(settings.device))
+    parts = (
+        model.spec.digest,
+        run.work.batch_size,
+        run.work.optimiser,
+        dataclasses.asdict(run)["data"],
+        widths,
+        device,
+        torch.get_num_threads(),
+        torch.__version__,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _evaluator(model: BlockModel, data: Dataset, device: str) -> Evaluator:
+    def test(tensors: Tensors, mode: str) -> Score:
+        model.load(tensors)
+        judge = evaluate_ensemble if mode == "ensemble" else evaluate
+        return judge(model, data.test_batches(), device)
+
+    return test
+
+
+def _options(table: object, where: str) -> dict[str, str]:
+    options = dict(table)  # type: ignore[call-overload]
+    if not isinstance(options.get("name"), str):
+        raise ConfigError(f"{where}: key 'name' is missing: write the name of a known one or package.module:function")
+    return options

@@ -1,0 +1,76 @@
+"""What a device tells the function that builds its trainer, and what it gets back. No torch in here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from fedel.run import RunConfig
+from fedel.types import Tensors, Trainer
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Which samples of the run's data set this client trains on."""
+
+    index: int = 0
+    """This client's part, from 0."""
+    of: int = 1
+    """Parts in all, the same at every client; 1 takes the whole training set."""
+    method: str = "dirichlet"
+    """``dirichlet``, ``dirichlet-equal``, ``user`` (natural owners) or ``iid``."""
+    alpha: float = 0.1
+    """Concentration of ``dirichlet``; small is uneven."""
+    balance: bool = True
+    """A client that holds its even share gets nothing of further classes."""
+    min_size: int = 10
+    """Draw again until the smallest part holds this many samples."""
+    seed: int = 0
+    """Seed of the split, the same at every client."""
+    root: str = ""
+    """Directory of data sets; empty means ``$FEDEL_DATA`` or the cache."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.of:
+            raise ValueError(f"index = {self.index} is none of the parts 0 to {self.of - 1}: see 'of'")
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """This device's side of a trainer; the run's side is ``RunConfig``."""
+
+    data: DataPart = field(default_factory=DataPart)
+    device: str = "cpu"
+    """``cpu``, ``cuda``, ``cuda:1``, ..."""
+    device_name: str = ""
+    """Written into the profile; empty takes torch's name for it."""
+    threads: int = 0
+    """CPU threads of torch; 0 leaves it to torch."""
+    evaluate: bool = True
+    """Offer to test models, where the data set has test data."""
+    profile: Path | None = None
+    """A timing profile to use; ``None`` measures one, once."""
+    cache_dir: Path | None = None
+    """Where measured profiles are kept; ``None`` keeps none."""
+
+
+class Score(Protocol):
+    """How good a model is."""
+
+    @property
+    def accuracy(self) -> float: ...
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def num_targets(self) -> int: ...
+
+
+Evaluator = Callable[[Tensors, str], Score]
+"""Tests a model, the ``final`` classifier or the ``ensemble`` of exits, as a strategy's ``evaluation`` says."""
+
+MakeTrainer = Callable[[RunConfig, TrainerSettings], tuple[Trainer, Evaluator | None]]
+"""What ``RunConfig.trainer`` names."""

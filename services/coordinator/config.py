@@ -1,0 +1,53 @@
+"""Settings of the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DATABASE_VARIABLE = "FEDEL_DATABASE_URL"
+"""Environment variable that overrides ``database_url``, because that may hold a password."""
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """What ``coordinator.toml`` holds."""
+
+    listen: str = "127.0.0.1:7070"
+    """Address and port of the gRPC service; port 0 takes a free one."""
+    port_file: str = ""
+    """Write the chosen address here once the service listens."""
+    aggregators: tuple[str, ...] = ("127.0.0.1:7071",)
+    """Addresses of the aggregators; the order is the order of the shards."""
+    public_aggregators: tuple[str, ...] = ()
+    """Addresses under which agents reach them, in the same order, where they differ."""
+    database_url: str = "sqlite:///coordinator.db"
+    """SQLAlchemy URL: ``sqlite:///file`` or ``postgresql+psycopg://user:password@host/name``."""
+    runs_dir: str = ""
+    """Write ``config.toml``, ``rounds.jsonl`` and ``result.json`` of each run below here; empty: nowhere."""
+    heartbeat_seconds: float = 5.0
+    """How often agents are asked to show that they are alive."""
+    silent_heartbeats: float = 3.0
+    """A client that missed so many heartbeats is planned for no more until it is heard again."""
+    log_level: str = "INFO"
+    log_json: bool = True
+    """Log lines as JSON objects, or as plain text."""
+
+    def __post_init__(self) -> None:
+        if not self.aggregators:
+            raise ValueError("aggregators is empty: name at least one address")
+        if self.public_aggregators and len(self.public_aggregators) != len(self.aggregators):
+            raise ValueError(
+                f"public_aggregators has {len(self.public_aggregators)} addresses,"
+                f" aggregators {len(self.aggregators)}: name one for each"
+            )
+        if self.heartbeat_seconds <= 0 or self.silent_heartbeats < 1:
+            raise ValueError("heartbeat_seconds is above 0, silent_heartbeats at least 1")
+
+    @property
+    def silent_seconds(self) -> float:
+        return self.heartbeat_seconds * self.silent_heartbeats
+
+    @property
+    def reachable(self) -> tuple[str, ...]:
+        """The aggregators' addresses as agents dial them."""
+        return self.public_aggregators or self.aggregators

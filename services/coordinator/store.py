@@ -1,0 +1,146 @@
+"""What the coordinator remembers: runs, clients, rounds and reports, behind a port.
+
+Every method is one transaction and blocks: the service calls them in threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedel.errors import ServiceError
+
+OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
+"""A round takes these states one after the other: tasks are out; no update is taken any more; the next model
+is made; the model is evaluated."""
+
+
+class StoreUnavailable(ServiceError):
+    """The database does not answer now; what was asked may be asked again."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    name: str
+    config_json: str
+    spec_json: str
+    num_shards: int
+    phase: str
+    created_at: float
+    """Unix seconds, like every time in here."""
+    message: str = ""
+    ended_at: float | None = None
+    state_json: str = "{}"
+    """The ``RunState`` that the open round, or the next one, starts from."""
+    model_version: int = 0
+    best_version: int = -1
+    best_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    run: str
+    client: str
+    device_type: str
+    memory_bytes: int
+    agent_version: str
+    num_samples: int
+    can_evaluate: bool
+    profile_json: str
+    last_seen: float
+    has_left: bool = False
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    run: str
+    round_num: int
+    status: str
+    plan_json: str
+    opened_at: float
+    record_json: str = "{}"
+    sealed_at: float | None = None
+    closed_at: float | None = None
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """A finished task, as its client told it."""
+
+    run: str
+    round_num: int
+    client: str
+    report_json: str
+    phases_json: str
+    device_json: str
+    bytes_up: int
+    bytes_down: int
+
+
+class Store(Protocol):
+    """The port; ``StoreUnavailable`` from any of them means: try again."""
+
+    def create_run(self, row: RunRow) -> bool:
+        """False if a run of this name is there already; then nothing changes."""
+        ...
+
+    def run(self, name: str) -> RunRow | None: ...
+
+    def runs(self) -> list[RunRow]:
+        """Newest first."""
+        ...
+
+    def set_phase(self, run: str, phase: str, message: str = "", ended_at: float | None = None) -> None: ...
+
+    def put_client(self, row: ClientRow) -> None:
+        """Insert or replace."""
+        ...
+
+    def set_left(self, run: str, client: str, last_seen: float) -> None:
+        """The client said goodbye."""
+        ...
+
+    def clients(self, run: str) -> list[ClientRow]:
+        """By name."""
+        ...
+
+    def put_round(self, row: RoundRow) -> None:
+        """Insert or replace."""
+        ...
+
+    def seal_round(self, run: str, round_num: int, sealed_at: float) -> None: ...
+
+    def commit_round(
+        self, run: str, round_num: int, record_json: str, state_json: str, model_version: int
+    ) -> None:
+        """The round has made a model; the run goes on from ``state_json``."""
+        ...
+
+    def close_round(
+        self,
+        run: str,
+        round_num: int,
+        record_json: str,
+        closed_at: float,
+        best: tuple[int, float] | None = None,
+    ) -> None:
+        """The round's record is complete; ``best`` is a new best version and its accuracy."""
+        ...
+
+    def round(self, run: str, round_num: int) -> RoundRow | None: ...
+
+    def last_round(self, run: str) -> RoundRow | None: ...
+
+    def records(self, run: str, start: int = 0, limit: int = 1_000_000) -> list[str]:
+        """Records of the closed rounds from ``start`` on, in order."""
+        ...
+
+    def put_report(self, row: ReportRow) -> None:
+        """Insert or replace."""
+        ...
+
+    def reports(self, run: str, round_num: int) -> list[ReportRow]:
+        """By client."""
+        ...
+
+    def close(self) -> None: ...
