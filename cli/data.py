@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "data", help="list, get and check data sets", epilog=_EXAMPLE, formatter_class=shape
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|get|check")
+    verbs = parser.add_subparsers(dest="action", required=True, metavar="list|get|check")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--root", type=Path, help="directory of data sets ($FEDEL_DATA or ~/.cache/fedel/data)")
 
@@ -96,7 +96,7 @@ def run_get(args: argparse.Namespace) -> int:
     if args.source is None and not args.force and is_present(args.name, root):
         print(f"{args.name} is already in {root / args.name} (--force brings it again)")
         return 0
-    with _progress() as report:
+    with show_progress() as report:
         place = get(args.name, root, report, args.source, args.force)
     print(f"{args.name} is in {place} ({time.monotonic() - started:.1f} s); verify it with `fedel data check`")
     return 0
@@ -139,7 +139,7 @@ def _class_summary(health: Health) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Report]:
+def show_progress() -> Iterator[Report]:
     """A bar on a terminal; elsewhere a line when the work changes and every ten seconds."""
     console = Console(stderr=True)
     if not console.is_terminal:

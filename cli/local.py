@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -34,8 +34,8 @@ class Fleet:
     """Processes that share the model's tensors."""
     threads: int = 1
     """Torch threads of an agent."""
-    data: Mapping[str, Any] = field(default_factory=lambda: {"partition": "dirichlet", "alpha": 0.5})
-    """How the training data is split among the agents."""
+    data: Mapping[str, Any] = field(default_factory=lambda: {"method": "dirichlet", "alpha": 0.5})
+    """How the training data is split among the agents: ``method``, ``alpha``, ``seed``, ..."""
 
     def __post_init__(self) -> None:
         if not self.slowdowns or min(self.slowdowns) < 1 or self.num_aggregators < 1:
@@ -45,8 +45,10 @@ class Fleet:
 class Federation:
     """Starts the processes, ends them, and leaves nothing running; use as a context manager."""
 
-    def __init__(self, directory: Path, fleet: Fleet) -> None:
+    def __init__(self, directory: Path, runs_dir: Path, fleet: Fleet) -> None:
+        """``directory`` holds configurations, logs and state of the processes, ``runs_dir`` what runs yield."""
         self._directory = directory
+        self._runs_dir = runs_dir
         self._fleet = fleet
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.coordinator = ""
@@ -66,7 +68,6 @@ class Federation:
         self.stop()
 
     def _start_all(self) -> None:
-        # Unix addresses and journals lie where the run lies, so that nothing is left elsewhere.
         names = [f"aggregator-{i}" for i in range(self._fleet.num_aggregators)]
         for name in names:
             self._start(
@@ -83,7 +84,7 @@ class Federation:
                 "port_file": self._port_file("coordinator"),
                 "aggregators": aggregators,
                 "database_url": f"sqlite:///{self._place('coordinator')}.db",
-                "runs_dir": str(self._directory / "runs"),
+                "runs_dir": str(self._runs_dir),
             },
         )
         self.coordinator = self._address("coordinator")
@@ -100,7 +101,8 @@ class Federation:
                     "slowdown": slowdown,
                     "threads": self._fleet.threads,
                     "device_type": f"1/{slowdown:g} of this machine" if slowdown > 1 else "this machine",
-                    "data": {**self._fleet.data, "index": index, "of": count, "evaluate": index == 0},
+                    "evaluate": index == 0,
+                    "data": {**self._fleet.data, "index": index, "of": count},
                 },
             )
 
@@ -149,6 +151,10 @@ class Federation:
                     f"{name} ended with exit code {code}; the end of {self._log(name)}:\n" + "\n".join(tail)
                 )
 
+    def forget_state(self) -> None:
+        """Delete models, journals and profiles of the processes; logs and configurations stay."""
+        shutil.rmtree(self._directory / "state", ignore_errors=True)
+
     async def watch(self) -> None:
         """Raise as soon as a process ends by itself."""
         while True:
@@ -175,18 +181,3 @@ def _die_with_parent() -> None:
     """Linux: SIGTERM this process when its parent is gone, even if that was killed."""
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def scratch(keep: Path | None) -> Any:
-    """Where processes keep their state: a directory of the user's, or one that goes away."""
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep
-        return
-    with tempfile.TemporaryDirectory(prefix="fedel-") as name:
-        yield Path(name)
-
-
-def describe(slowdowns: Sequence[float]) -> str:
-    return ", ".join(f"{s:g}" for s in slowdowns)

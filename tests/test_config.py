@@ -66,7 +66,7 @@ def test_a_malformed_override_is_refused(override):
     "table",
     [
         {},
-        {"a": 1, "b": 0.5, "c": True, "d": 'quo"te\\ \n', "e": [1, 2], "f": ["x"], "g": 1e-9, "h": float("inf")},
+        {"a": 1, "b": 0.5, "c": True, "d": 'quo"te\\ \n', "e": [1, 2], "f": ["x"], "h": float("inf")},
         {"deep": {"er": {"est": 1}, "flat": 2}, "top": 3},
         {"odd key": {"sp ace": 1}, "empty": {}, "list": [{"a": 1}, {"b": [1, 2]}]},
     ],

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -69,17 +70,17 @@ class Rails:
     def _add_hwmon(self, monitor: Path) -> None:
         for power in sorted(monitor.glob("power*_input")):  # microwatts
             number = power.name.removeprefix("power").removesuffix("_input")
-            self._add(monitor, _text(monitor / f"power{number}_label"), number, lambda p=power: _scaled(p, 1e-6))
+            self._add(monitor, _text(monitor / f"power{number}_label"), number, partial(_scaled, power, 1e-6))
         for volts in sorted(monitor.glob("in[0-9]*_input")):  # millivolts, with milliamperes beside
             number = volts.name.removeprefix("in").removesuffix("_input")
             amperes, label = monitor / f"curr{number}_input", _text(monitor / f"in{number}_label")
             if amperes.exists() and label and not (monitor / f"power{number}_input").exists():
-                self._add(monitor, label, number, lambda v=volts, a=amperes: _product(v, a))
+                self._add(monitor, label, number, partial(_product, volts, amperes))
 
     def _add_iio(self, monitor: Path) -> None:
         for power in sorted(monitor.glob("in_power*_input")):  # milliwatts
             number = power.name.removeprefix("in_power").removesuffix("_input")
-            self._add(monitor, _text(monitor / f"rail_name_{number}"), number, lambda p=power: _scaled(p, 1e-3))
+            self._add(monitor, _text(monitor / f"rail_name_{number}"), number, partial(_scaled, power, 1e-3))
 
     def _add(self, monitor: Path, label: str, number: str, read: Callable[[], float | None]) -> None:
         self._rails[label.strip() or f"{monitor.name}/{number}"] = read

@@ -33,7 +33,7 @@ class Shard:
     """Empty means all."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     name: str
     identity: str
@@ -43,6 +43,7 @@ class Run:
     evaluator: Evaluator | None
     folder: RunFolder
     shards: tuple[Shard, ...] = ()
+    """Told anew with every session: an aggregator may have moved."""
 
     def join(self, slowdown: float) -> coordinator_pb2.Join:
         profile = self.trainer.profile
@@ -66,9 +67,9 @@ def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig) -> Run:
     trainer, evaluator = find_factory(run.trainer)(run, config.trainer_settings)
     if trainer.spec.digest != offer.model_digest:
         raise ModelError(
-            f"run '{offer.run}' trains a model with the digest {offer.model_digest}, but {run.model.get('name')} "
-            f"as built here has {trainer.spec.digest}; install the same version of FedEL and of the model's "
-            "code as the run was created with"
+            f"run '{offer.run}' trains a model with the digest {offer.model_digest}, but "
+            f"'{trainer.spec.name}' as built here has {trainer.spec.digest}; install the version of FedEL and "
+            "of the model's code that the run was created with"
         )
     identity = identity_of(offer)
     folder = RunFolder(config.state_dir, offer.run, identity)

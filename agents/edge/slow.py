@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 
 from fedel.core.timing import step_cost, width_step
 from fedel.strategies.base import WrappedTrainer
@@ -31,10 +30,11 @@ class PacedTrainer(WrappedTrainer):
         super().__init__(trainer)
         self._slowdown, self._stop, self._clock = slowdown, stop, clock
         self._probe_seconds = 0.0
+        self._profile = trainer.profile if slowdown == 1 else trainer.profile.scaled(slowdown)
 
-    @cached_property
-    def profile(self) -> TimingProfile:  # type: ignore[override]
-        return self._trainer.profile if self._slowdown == 1 else self._trainer.profile.scaled(self._slowdown)
+    @property
+    def profile(self) -> TimingProfile:
+        return self._profile
 
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
         begin = self._clock()
@@ -48,10 +48,11 @@ class PacedTrainer(WrappedTrainer):
         begin = self._clock()
         trained = self._trainer.train(model, job)
         # A trainer's own figure does not count waiting for a core that others use.
-        busy = trained.seconds or self._clock() - begin
-        self._wait(busy)
-        seconds, self._probe_seconds = busy * self._slowdown + self._probe_seconds, 0.0
-        return replace(trained, seconds=seconds)
+        self._wait(trained.seconds or self._clock() - begin)
+        probe_seconds, self._probe_seconds = self._probe_seconds, 0.0
+        if not trained.seconds:
+            return trained
+        return replace(trained, seconds=trained.seconds * self._slowdown + probe_seconds)
 
     def _wait(self, busy: float) -> None:
         if self._slowdown > 1:

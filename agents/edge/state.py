@@ -11,14 +11,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from agents.edge.files import safe_name, write
 from agents.edge.memory import DiskMemories
-from fedel.types import ModelSpec, Tensors
+from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1 import aggregator_pb2
 from fedel.wire.payload import Payload
 
@@ -48,7 +47,7 @@ class ModelCopy:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def load(self, spec: ModelSpec) -> tuple[int, dict[str, np.ndarray]]:  # type: ignore[type-arg]
+    def load(self, spec: ModelSpec) -> tuple[int, dict[str, Array]]:
         """Version and tensors; -1 and none if there is no whole copy here."""
         try:
             with safe_open(self._path, framework="numpy") as file:

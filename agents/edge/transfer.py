@@ -20,7 +20,7 @@ from fedel.types import Array
 from fedel.wire.channel import RETRIED, backoff_seconds
 from fedel.wire.codec import report_from_pb
 from fedel.wire.payload import Payload
-from fedel.wire.streams import fetch_model, push_update
+from fedel.wire.streams import Fetched, fetch_model, push_update
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ async def download(run: Run, version: int, worker: Worker) -> tuple[dict[str, Ar
     if have > version:
         have, model = -1, {}
     num_bytes = 0
-    for shard in run.shards:
-        fetched = await _insist(run, "download", partial(fetch_model, shard.stub, run.name, version, have))
+    for index in range(len(run.shards)):
+        fetched = await _insist(run, "download", partial(_fetch_part, run, index, version, have))
         model.update(fetched.tensors)
         num_bytes += fetched.num_bytes
     missing = [t.name for t in run.trainer.spec.tensors if t.name not in model]
@@ -54,6 +54,10 @@ async def download(run: Run, version: int, worker: Worker) -> tuple[dict[str, Ar
         )
     await worker.run(partial(run.folder.model.save, version, model))
     return model, num_bytes
+
+
+async def _fetch_part(run: Run, index: int, version: int, have: int) -> Fetched:
+    return await fetch_model(run.shards[index].stub, run.name, version, have)
 
 
 async def upload(run: Run, parcel: Parcel) -> Sent:
@@ -70,8 +74,9 @@ async def _upload_part(run: Run, index: int, parcel: Parcel, payload: Payload) -
         permits.append((time.monotonic() - begin, offset))
 
     report = report_from_pb(parcel.header.report)
-    stub = run.shards[index].stub
-    await _insist(run, "upload", partial(push_update, stub, run.name, report, payload, on_permit))
+    await _insist(
+        run, "upload", lambda: push_update(run.shards[index].stub, run.name, report, payload, on_permit)
+    )
     if not permits:
         return Sent(0, 0.0)  # it had been there before
     waited, offset = permits[0]

@@ -149,8 +149,10 @@ class _FedDynFold:
 
     def finish(self, model: Tensors, state: Tensors) -> Folded:
         new, memory = dict(self._mean.finish(model, state).model), dict(state)
-        for name in self._counts.keys() & new.keys():
-            mean, old, count = new[name], model[name], self._counts[name]
+        for name, count in self._counts.items():
+            if name not in model:
+                continue
+            mean, old = new[name], model[name]
             drift = memory.get(STATE_PREFIX + name, np.zeros_like(old))
             share = self._alpha * count / self._num_clients
             drift = (drift - share * np.subtract(mean, old, dtype=np.float64)).astype(old.dtype)

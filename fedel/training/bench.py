@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from fedel.models.blocks import BlockModel
 from fedel.training import optim
-from fedel.training.clock import seconds_between, stamp, timed
+from fedel.training.clock import Stamp, seconds_between, stamp, timed
 from fedel.training.elastic import Elastic, elastic
 from fedel.training.graph import record_spans, timed_backward
 from fedel.training.objective import objective
@@ -51,6 +50,7 @@ class Part:
 
 
 ALL, NONE = "all", "none"
+Key = tuple[Hashable, ...]
 
 
 @dataclass
@@ -96,29 +96,44 @@ class Bench:
             self.samples.add("fetch", timed(self.device, fetch))
 
     def _whole_step(self, width: float, model: BlockModel) -> None:
-        """An ordinary training step of everything, by phases."""
+        """An ordinary training step of everything; its blocks are what the parts have to add up to."""
         with elastic(model, [t.name for t in model.spec.weights], self.exits) as net:
             optimiser = optim.build(net.trained.values(), self.work)
-            self._phases(net, optimiser)  # allocates gradients and the optimiser's state
-            for phase, seconds in self._phases(net, optimiser).items():
-                self.samples.add((width, phase), seconds)
+            self._marks(net, optimiser)  # allocates gradients and the optimiser's state
+            (_, last), *marks = self._marks(net, optimiser)
+            for key, mark in marks:
+                self.samples.add((width, *key), seconds_between(last, mark))
+                last = mark
             smallest = optim.build([min(net.trained.values(), key=Tensor.numel)], self.work)
             smallest.step()
             self.samples.add((width, "bare optimiser"), timed(self.device, smallest.step))
 
-    def _phases(self, net: Elastic, optimiser: torch.optim.Optimizer) -> dict[str, float]:
-        moments = [stamp(self.device)]
-        logits = net.logits(self.x)
-        moments.append(stamp(self.device))
+    def _marks(self, net: Elastic, optimiser: torch.optim.Optimizer) -> list[tuple[Key, Stamp]]:
+        """When each phase of a step ended; the first mark is the beginning."""
+        marks: list[tuple[Key, Stamp]] = []
+
+        def mark(*key: Hashable) -> None:
+            marks.append((key, stamp(self.device)))
+
+        mark("begin")
+        h, logits = self.x, []
+        for block in range(1, self.spec.num_blocks + 1):
+            h = net.model.run(h, block, block)
+            mark("forward", block)
+            if h.requires_grad and block < self.spec.num_blocks:
+                # The gradient of what a block gave is there once the next block's backward is done.
+                h.register_hook(lambda _, block=block: mark("backward", block + 1))
+            if block in net.exits:
+                logits.append(net.model.exit(block, h))
+                mark("exit forward", block)
         gradients = self._loss_gradients(*logits)
         optimiser.zero_grad()
-        moments.append(stamp(self.device))
+        mark("loss")
         torch.autograd.backward(logits, gradients)
-        moments.append(stamp(self.device))
+        mark("backward", 1)
         optimiser.step()
-        moments.append(stamp(self.device))
-        spans = map(seconds_between, moments, moments[1:])
-        return dict(zip(("forward", "loss", "backward", "optimiser"), spans, strict=True))
+        mark("optimiser")
+        return marks
 
     def _stamped_step(self, asked: int | str) -> None:
         """Forward block by block, backward node by node."""
@@ -128,9 +143,9 @@ class Bench:
         if asked == NONE and not self.gradient_from_input:
             selected = [self.spec.weights[0].name]
         modules = [layer.module for layer in self.layers]
-        with elastic(self.model, selected, self.exits) as net, record_spans(modules) as spans:
+        with elastic(self.model, selected, self.exits), record_spans(modules) as spans:
             gradient: Tensor | None = None
-            for block, entrance, output in reversed(self._forward_pieces(net)):
+            for block, entrance, output in reversed(self._forward_pieces()):
                 if gradient is None or self.spec.exit_each:
                     begin = stamp(self.device)
                     (gradient,) = self._loss_gradients(output)
@@ -140,23 +155,19 @@ class Bench:
                         self.samples.add(Part(asked, block, layer, own), seconds)
                 gradient = entrance.grad
 
-    def _forward_pieces(self, net: Elastic) -> list[tuple[int, Tensor, Tensor]]:
+    def _forward_pieces(self) -> list[tuple[int, Tensor, Tensor]]:
         """(block, its entrance, its output) of every block, or of every exit on a frozen trunk."""
         pieces, h = [], self.x
         for block in range(1, self.spec.num_blocks + 1):
-            frozen = self.spec.exit_each
             entrance, inside = _cut(h)
-            with torch.no_grad() if frozen else nullcontext():
-                begin = stamp(self.device)
-                h = self.model.run(inside, block, block)
-                self.samples.add(("forward", block), seconds_between(begin, stamp(self.device)))
-            output = h
-            if frozen and block in net.exits:
+            if self.spec.exit_each:
+                with torch.no_grad():
+                    h = self.model.run(inside, block, block)
                 entrance, inside = _cut(h)
-                begin = stamp(self.device)
-                output = self.model.exit(block, inside)
-                self.samples.add(("exit forward", block), seconds_between(begin, stamp(self.device)))
-            pieces.append((block, entrance, output))
+                pieces.append((block, entrance, self.model.exit(block, inside)))
+            else:
+                h = self.model.run(inside, block, block)
+                pieces.append((block, entrance, h))
         return pieces
 
     def _exits(self) -> None:
@@ -169,7 +180,7 @@ class Bench:
                 _, inside = _cut(h)
                 begin = stamp(self.device)
                 logits = self.model.exit(block, inside)
-                self.samples.add(("exit forward", block), seconds_between(begin, stamp(self.device)))
+                self.samples.add((1.0, "exit forward", block), seconds_between(begin, stamp(self.device)))
                 (gradient,) = self._loss_gradients(logits)
                 seconds = timed(self.device, partial(torch.autograd.backward, logits, gradient))
                 self.samples.add(("exit backward", block), seconds)

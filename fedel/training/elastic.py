@@ -119,6 +119,9 @@ def elastic(
     for norm in tracking:
         # Batch norm in training mode uses batch statistics either way; this keeps the running ones still.
         norm.track_running_stats = tracking[norm] and track_statistics
+        if norm.num_batches_tracked is not None:
+            # The count is not exchanged; left over from earlier jobs it would weigh in cumulative averages.
+            norm.num_batches_tracked.zero_()
     try:
         yield net
     finally:

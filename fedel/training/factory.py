@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,8 +130,8 @@ def _evaluator(model: BlockModel, data: Dataset, device: str) -> Evaluator:
     return test
 
 
-def _options(table: object, where: str) -> dict[str, str]:
-    options = dict(table)  # type: ignore[call-overload]
+def _options(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    options = dict(table)
     if not isinstance(options.get("name"), str):
-        raise ConfigError(f"{where}: key 'name' is missing: write the name of a known one or package.module:function")
+        raise ConfigError(f"{where}: no 'name'; write that of a known one, or package.module:function")
     return options

@@ -64,13 +64,9 @@ def default_device_name(device: torch.device) -> str:
 
 def _assemble(bench: Bench, device_name: str, widths: Sequence[float]) -> TimingProfile:
     spec, median = bench.spec, bench.samples.median
-    through, updates = _through(bench), _updates(bench)
-    # Nothing asks for the gradient of the network's input, so the first tensor's way through is never run.
-    executed = sum(through.values()) + sum(updates.values()) - through[spec.weights[0].name]
-    calibration = median((1.0, "backward")) / executed if executed > 0 else 1.0
-    forwards = [median(("forward", b)) for b in range(1, spec.num_blocks + 1)]
-    heads = sum(median(("exit forward", b)) for b in bench.exits) if spec.exit_each else 0.0
-    stretch = median((1.0, "forward")) / (sum(forwards) + heads)
+    numbers = range(1, spec.num_blocks + 1)
+    factors, calibration = _calibrate(bench)
+    through, updates = _through(bench, factors), _updates(bench, factors)
     bare = median((1.0, "bare optimiser"))
     per_scalar = max(0.0, median((1.0, "optimiser")) - bare) / sum(t.size for t in spec.weights)
     # Where every exit has a loss of its own, it is counted there.
@@ -80,35 +76,37 @@ def _assemble(bench: Bench, device_name: str, widths: Sequence[float]) -> Timing
         model=spec.name,
         batch_size=len(bench.x),
         tensors=tuple(
-            TensorTime(
-                t.name,
-                t.block,
-                through[t.name] * calibration,
-                updates[t.name] * calibration + per_scalar * t.size,
-            )
+            TensorTime(t.name, t.block, through[t.name], updates[t.name] + per_scalar * t.size)
             for t in spec.weights
         ),
-        blocks=tuple(
-            _block(bench, number, seconds * stretch, per_scalar) for number, seconds in enumerate(forwards, 1)
-        ),
-        widths=tuple(
-            WidthTime(
-                w,
-                median((w, "forward")) + median((w, "loss")),
-                median((w, "backward")) + median((w, "optimiser")),
-            )
-            for w in widths
-        ),
+        blocks=tuple(_block(bench, number, per_scalar) for number in numbers),
+        widths=tuple(_width(bench, width) for width in widths),
         overhead_seconds=loss + bare + median("fetch"),
         calibration=calibration,
     )
 
 
-def _through(bench: Bench) -> dict[str, float]:
+def _calibrate(bench: Bench) -> tuple[list[float], float]:
+    """For each block and for all of them: backward in an ordinary step over the sum of its stamped parts.
+
+    A frozen trunk has no backward, so that its exits cannot be told apart there: they share one factor.
+    """
+    numbers = range(1, bench.spec.num_blocks + 1)
+    whole = [bench.samples.median((1.0, "backward", b)) for b in numbers]
+    parts = [_of_block(bench, ALL, b) for b in numbers]
+    # Nothing asks for the gradient of the network's input in an ordinary step.
+    parts[0] -= bench.samples.median(Part(NONE, 1, 0, True))
+    common = sum(whole) / sum(parts) if sum(parts) > 0 else 1.0
+    if bench.spec.exit_each:
+        return [common] * len(whole), common
+    return [w / p if p > 0 else common for w, p in zip(whole, parts, strict=True)], common
+
+
+def _through(bench: Bench, factors: Sequence[float]) -> dict[str, float]:
     """Seconds of the way through every tensor's operation."""
     through = dict.fromkeys((t.name for t in bench.spec.weights), 0.0)
     for part, seconds in bench.samples.parts(NONE).items():
-        through[_tensor_on_the_way(bench, part)] += seconds
+        through[_tensor_on_the_way(bench, part)] += seconds * factors[part.block - 1]
     return through
 
 
@@ -123,20 +121,20 @@ def _tensor_on_the_way(bench: Bench, part: Part) -> str:
     return next(t.name for t in bench.spec.weights if t.block >= part.block)
 
 
-def _updates(bench: Bench) -> dict[str, float]:
+def _updates(bench: Bench, factors: Sequence[float]) -> dict[str, float]:
     """Seconds that each tensor's own gradient adds; those of a block add up to what they cost together."""
     updates, median = {}, bench.samples.median
     for number, layer in enumerate(bench.layers):
         for place, t in enumerate(layer.tensors):
             alone = median(Part(place, t.block, number, True)) - median(Part(NONE, t.block, number, True))
             updates[t.name] = max(0.0, alone)
-    for block in range(1, bench.spec.num_blocks + 1):
+    for block, factor in enumerate(factors, start=1):
         names = [t.name for t in bench.spec.weights if t.block == block]
         apart = sum(updates[name] for name in names)
         together = _of_block(bench, ALL, block) - _of_block(bench, NONE, block)
         for name in names if apart > 0 else ():
             # Beyond this range it is noise of a block too small to measure.
-            updates[name] *= min(1.5, max(0.5, together / apart))
+            updates[name] *= factor * min(1.5, max(0.5, together / apart))
     return updates
 
 
@@ -144,10 +142,19 @@ def _of_block(bench: Bench, asked: str, block: int) -> float:
     return sum(seconds for part, seconds in bench.samples.parts(asked).items() if part.block == block)
 
 
-def _block(bench: Bench, number: int, forward: float, per_scalar: float) -> BlockTime:
-    median = bench.samples.median
-    head = median(("exit forward", number))
-    if bench.spec.exit_each:
+def _block(bench: Bench, number: int, per_scalar: float) -> BlockTime:
+    spec, median = bench.spec, bench.samples.median
+    forward, head = median((1.0, "forward", number)), median((1.0, "exit forward", number))
+    if spec.exit_each:
         return BlockTime(forward, head, median(("loss", number)))
-    size = sum(t.size for t in bench.spec.tensors if t.block == number and t.role is Role.EXIT)
+    if number == spec.num_blocks:
+        return BlockTime(forward)
+    size = sum(t.size for t in spec.tensors if t.block == number and t.role is Role.EXIT)
     return BlockTime(forward, head, median(("exit backward", number)) + per_scalar * size)
+
+
+def _width(bench: Bench, width: float) -> WidthTime:
+    median, numbers = bench.samples.median, range(1, bench.spec.num_blocks + 1)
+    forward = sum(median((width, phase, b)) for phase in ("forward", "exit forward") for b in numbers)
+    backward = sum(median((width, "backward", b)) for b in numbers)
+    return WidthTime(width, forward + median((width, "loss")), backward + median((width, "optimiser")))

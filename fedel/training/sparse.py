@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fedel.core.sparsity import maskable
 from fedel.models.blocks import BlockModel
-
-_MASKED = (nn.Linear, nn.modules.conv._ConvNd)
-"""Layers whose weights and biases are masked; normalisation never is."""
 
 
 class _Keep(torch.autograd.Function):
@@ -45,18 +43,14 @@ class _Threshold(nn.Module):
 
 
 def masked_tensors(model: BlockModel) -> list[tuple[str, nn.Module, str]]:
-    """Tensor name, its layer and its name there, of everything the threshold masks; exit heads are not."""
-    return [
-        (f"blocks.{layer}.{name}", module, name)
-        for layer, module in model.blocks.named_modules()
-        if isinstance(module, _MASKED)
-        for name, _ in module.named_parameters(recurse=False)
-    ]
+    """Tensor name, its layer and its name there, of everything the threshold masks; early exits are not."""
+    places = [(tensor, *tensor.rpartition(".")) for tensor in maskable(model.spec)]
+    return [(tensor, model.get_submodule(layer), name) for tensor, layer, _, name in places]
 
 
 @contextmanager
 def thresholded(model: BlockModel, threshold: float | None) -> Iterator[None]:
-    """Inside, layers of the blocks compute with their large weights only; parameters stay as they are."""
+    """Inside, layers compute with their large weights only; parameters stay as they are."""
     masked = [] if threshold is None else masked_tensors(model)
     for _, module, name in masked:
         parametrize.register_parametrization(module, name, _Threshold(threshold or 0.0))

@@ -74,9 +74,17 @@ class TorchTrainer:
         return len(self.indices)
 
     @cached_property
-    def present(self) -> Tensor:
-        """Which classes the client holds."""
-        held = np.isin(np.arange(self.data.num_classes), self.data.train.y[self.indices])
+    def classes(self) -> tuple[int, ...]:
+        """Labels the client holds, sorted; none for text, where a label is a token."""
+        if self.data.kind == "text":
+            return ()
+        return tuple(np.unique(self.data.train.y[self.indices]).tolist())
+
+    @cached_property
+    def _present(self) -> Tensor | None:
+        if not self.classes:
+            return None
+        held = np.isin(np.arange(self.data.num_classes), self.classes)
         return torch.from_numpy(held).to(self.device)
 
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
@@ -158,7 +166,7 @@ class TorchTrainer:
         rng = generator(job.seed, "batches")
         stream = batch_stream(self.indices, job.work, rng)
         first_pass = max(1, -(-self.num_samples // job.work.batch_size))
-        present = self.present if job.masked_loss else None
+        present = self._present if job.masked_loss else None
         drift = self._drift(net, job, where)
         optimiser = optim.build(net.trained.values(), job.work) if net.trained else None
         losses = torch.zeros(job.num_steps, dtype=torch.float64, device=self.device)

@@ -68,7 +68,7 @@ async def fetch_model(
     try:
         first = await call.read()
         if not isinstance(first, pb.GetModelResponse):
-            raise ServiceError(f"run '{run}': the aggregator ended the download without an answer; fetch it again")
+            raise ServiceError(f"run '{run}': the aggregator sent nothing at all; fetch the model again")
         incoming, tensors = _Incoming(call, run), {}
         for entry in first.content.tensors:
             tensors[entry.name] = await incoming.tensor(entry)

@@ -41,9 +41,7 @@ def plan_to_text(plan: Plan) -> str:
 
 def plan_from_text(text: str, global_importance: Mapping[str, float]) -> Plan:
     plan = config.parse(Plan, json.loads(text), "plan of the round")
-    return replace(
-        plan, tasks=tuple(replace(task, global_importance=global_importance) for task in plan.tasks)
-    )
+    return replace(plan, tasks=tuple(replace(task, global_importance=global_importance) for task in plan.tasks))
 
 
 def report_to_text(report: Report) -> str:

@@ -37,7 +37,9 @@ metadata = sa.MetaData()
 def _table(name: str, row: type[Any], *keys: str) -> sa.Table:
     """The table whose columns are the fields of a row."""
     hints = {field: str(hint).removesuffix(" | None") for field, hint in row.__annotations__.items()}
-    columns: list[sa.Column[Any]] = [sa.Column(field, _TYPES[hint], primary_key=field in keys) for field, hint in hints.items()]
+    columns: list[sa.Column[Any]] = [
+        sa.Column(field, _TYPES[hint], primary_key=field in keys) for field, hint in hints.items()
+    ]
     return sa.Table(name, metadata, *columns)
 
 

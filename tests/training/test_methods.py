@@ -118,6 +118,7 @@ def test_masked_loss_sets_logits_of_absent_classes_to_zero(
     trainer = TorchTrainer(plain, data, held, profile)
     start, bias = plain.tensors(), "blocks.classifier.2.bias"
     patches = trainer.train(start, whole(plain, bare, masked_loss=True)).patches
+    assert trainer.classes == (0, 2)
     moved = patches[bias].values != start[bias]
     assert moved.tolist() == [True, False, True, False]
 

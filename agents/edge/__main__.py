@@ -1,0 +1,61 @@
+"""``python -m agents.edge --config agent.toml``: run the agent until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from agents.edge.agent import Agent
+from agents.edge.config import AgentConfig
+from fedel import config as configuration
+from fedel.errors import FedelError
+from services.runtime import set_up_logging
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="agents.edge", description="Take part in federated runs.")
+    parser.add_argument("--config", metavar="FILE", help="TOML file; see configs/agent.toml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    args = parser.parse_args(arguments)
+    try:
+        return run(load(args.config, args.set))
+    except FedelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def load(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:
+    """The configuration of a file, or the defaults, with overrides applied."""
+    table = configuration.read(path) if path else {}
+    for override in overrides:
+        configuration.override_key(table, override)
+    return configuration.parse(AgentConfig, table, path or "agent")
+
+
+def run(config: AgentConfig) -> int:
+    set_up_logging(config.log_level, config.log_json)
+    busy = asyncio.run(_run(config))
+    if busy:
+        # A step of torch cannot be interrupted, and the interpreter must not be taken down under it.
+        logging.shutdown()
+        os._exit(0)
+    return 0
+
+
+async def _run(config: AgentConfig) -> bool:
+    """Returns whether a training that was given up still keeps its thread busy."""
+    agent = Agent(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    await agent.run()
+    return agent.worker.busy
+
+
+if __name__ == "__main__":
+    sys.exit(main())

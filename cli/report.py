@@ -1,0 +1,40 @@
+"""``fedel report``: one page with pictures for a run, or for several side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "report",
+        help="write the report of a run, or of several side by side",
+        description="Write report.html and report.md of a run's directory, from what lies in it.",
+        epilog="example:\n  fedel report runs/demo-fedel --compare runs/demo-fedavg\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", type=Path, help="directory of a run")
+    parser.add_argument(
+        "--compare", type=Path, nargs="+", default=[], metavar="DIR", help="runs to stand beside it"
+    )
+    parser.add_argument("--out", type=Path, help="where to write it (default: into the first directory)")
+    parser.add_argument("--json", action="store_true", help="print the table of figures as JSON")
+    parser.set_defaults(run=main)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    from fedel.report import page, runs  # draws with matplotlib, which takes a second to import
+
+    found = [runs.load(path) for path in (arguments.directory, *arguments.compare)]
+    target = arguments.out or arguments.directory
+    target.mkdir(parents=True, exist_ok=True)
+    written = page.write(found, target)
+    if arguments.json:
+        print(json.dumps([dict(zip(page.COLUMNS, row, strict=True)) for row in page.rows(found)]))
+    else:
+        for sentence in page.verdicts(found):
+            print(sentence)
+        print(f"report: {written}")
+    return 0

@@ -1,0 +1,137 @@
+"""The coordinator's calls to the aggregators: to all shards at once, again and again until they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeVar
+
+import grpc
+from grpc import aio
+
+from fedel.errors import ServiceError
+from fedel.types import Report
+from fedel.v1 import aggregator_pb2 as pb
+from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
+from fedel.wire.channel import RETRIED, backoff_seconds, connect
+from fedel.wire.codec import report_from_pb
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+LONGEST_WAIT_SECONDS = 5.0
+"""Between two tries; a run must not stand still long after its aggregator is back."""
+
+
+class Interrupted(Exception):
+    """Somebody stopped the run while an aggregator could not be reached."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Whom a call tells that an aggregator does not answer, and who may make it give up."""
+
+    tell: Callable[[str], None]
+    give_up: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What all shards together made of a round."""
+
+    version: int
+    global_importance: dict[str, float]
+    num_clients: dict[str, int]
+    fold_seconds: float
+    """Of the slowest shard, like the next."""
+    commit_seconds: float
+
+
+class Shards:
+    """All aggregators, in shard order."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.addresses = tuple(addresses)
+        self._channels = [connect(address) for address in addresses]
+        self._stubs = [AggregatorServiceStub(channel) for channel in self._channels]
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+    async def newest_version(self, run: str, shard: int) -> int:
+        """Version of a shard's newest model, asked once; ``AioRpcError`` as it comes."""
+        # Nothing has changed since the version itself, so that a fresh model is answered without payload.
+        call = self._stubs[shard].GetModel(pb.GetModelRequest(run=run, version=-1, have_version=0))
+        try:
+            answer = await call.read()
+        finally:
+            call.cancel()
+        if not isinstance(answer, pb.GetModelResponse):
+            raise ServiceError(f"aggregator {self.addresses[shard]}: it ended GetModel without an answer")
+        return answer.content.version
+
+    async def seal(self, run: str, round_num: int, trouble: Trouble) -> list[Report]:
+        """Reports of the clients whose update every shard has, by client."""
+        request = pb.SealRoundRequest(run=run, round_num=round_num)
+        answers = await self._all(lambda i: self._stubs[i].SealRound(request), trouble)
+        holders = [{report.client for report in answer.reports} for answer in answers]
+        everywhere = reduce(set.intersection, holders)
+        reports = [report_from_pb(report) for report in answers[0].reports if report.client in everywhere]
+        return sorted(reports, key=lambda report: report.client)
+
+    async def commit(self, run: str, round_num: int, clients: Sequence[str], trouble: Trouble) -> Committed:
+        request = pb.CommitRoundRequest(run=run, round_num=round_num, clients=clients)
+        answers = await self._all(lambda i: self._stubs[i].CommitRound(request), trouble)
+        importance: dict[str, float] = {}
+        num_clients: dict[str, int] = {}
+        for answer in answers:
+            importance.update(zip(answer.tensors, answer.global_importance, strict=True))
+            num_clients.update(zip(answer.tensors, answer.num_clients, strict=True))
+        return Committed(
+            version=answers[0].version,
+            global_importance=importance,
+            num_clients=num_clients,
+            fold_seconds=max(answer.fold_seconds for answer in answers),
+            commit_seconds=max(answer.commit_seconds for answer in answers),
+        )
+
+    async def keep(self, run: str, version: int, label: str, trouble: Trouble) -> None:
+        request = pb.KeepVersionRequest(run=run, version=version, label=label)
+        await self._all(lambda i: self._stubs[i].KeepVersion(request), trouble)
+
+    async def _all(self, call: Callable[[int], Awaitable[T]], trouble: Trouble) -> list[T]:
+        """Every shard's answer. All calls may be repeated: the aggregator gives the same answer again."""
+        tries = [asyncio.create_task(self._insist(call, i, trouble)) for i in range(len(self.addresses))]
+        try:
+            return list(await asyncio.gather(*tries))
+        finally:
+            for attempt in tries:
+                attempt.cancel()
+
+    async def _insist(self, call: Callable[[int], Awaitable[T]], shard: int, trouble: Trouble) -> T:
+        address, attempt = self.addresses[shard], 0
+        while True:
+            try:
+                answer = await call(shard)
+            except aio.AioRpcError as error:
+                if error.code() not in RETRIED:
+                    raise ServiceError(_refusal(address, error)) from error
+                if trouble.give_up():
+                    raise Interrupted from None
+                if attempt == 0:
+                    log.warning("aggregator %s does not answer (%s); trying on", address, error.details())
+                    trouble.tell(f"aggregator {address} does not answer; trying again until it does")
+                await asyncio.sleep(backoff_seconds(attempt, LONGEST_WAIT_SECONDS))
+                attempt += 1
+            else:
+                if attempt:
+                    trouble.tell("")
+                return answer
+
+
+def _refusal(address: str, error: aio.AioRpcError) -> str:
+    hint = "; has its data directory been lost or changed?" if error.code() is grpc.StatusCode.NOT_FOUND else ""
+    return f"aggregator {address} refused with {error.code().name}: {error.details()}{hint}"
