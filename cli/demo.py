@@ -8,7 +8,6 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,11 +17,11 @@ from cli.local import Federation, Fleet
 from cli.run import read_job, watched
 from cli.screen import PHASES
 from fedel.errors import ConfigError, DataError, ServiceError
-from fedel.run import RunConfig
+from fedel.run import RunConfig, Workload
 from fedel.v1 import coordinator_pb2 as pb
 
 JOB = Path(__file__).with_name("demo.toml")
-FALLBACK: dict[str, Any] = {"name": "digits"}
+FALLBACK = "digits"
 """Images that come with a Python package: small, but always there."""
 
 
@@ -30,8 +29,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = verbs.add_parser(
         "demo",
         help="a real federation on this machine: FedEL beside FedAvg, in minutes",
-        description="Servers and four agents of slowness 1, 2, 3 and 4, as processes on this machine, train the "
-        "same model twice: with FedEL, then with FedAvg. Nothing to configure. Ctrl-C stops everything.",
+        description="Servers and four agents of slowness 1, 2, 3 and 4, as processes on this machine, train "
+        "the same model twice: with FedEL, then with FedAvg. Nothing to configure. Ctrl-C stops everything.",
         epilog="example:\n  fedel demo\n  fedel demo --set rounds.num_rounds=8 --set strategy.beta=0.4\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,7 +46,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def main(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True) if arguments.json else Console()
     job, fleet = read_job(arguments.job, arguments.set)
-    job = replace(job, data=_data(job, console))
+    job = replace(job, workload=_workload(job.workload, console))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     jobs = {f"demo-{stamp}-{job.strategy['name']}": job}
     jobs[f"demo-{stamp}-fedavg"] = replace(job, strategy={"name": "fedavg"})
@@ -73,19 +72,19 @@ def main(arguments: argparse.Namespace) -> int:
     return _compare([arguments.out / name for name in jobs], job, fleet, console, arguments.json)
 
 
-def _data(job: RunConfig, console: Console) -> dict[str, Any]:
-    """The job's data, fetched if need be; small images from a Python package if that cannot be."""
+def _workload(wanted: Workload, console: Console) -> Workload:
+    """The job's workload, its data fetched if need be; small images from a Python package if that cannot be."""
     from fedel.data import store
     from fedel.data.files import data_root
 
-    name, root = str(job.data["name"]), data_root()
-    if ":" in name or name == FALLBACK["name"] or store.is_present(name, root):
-        return dict(job.data)
+    name, root = wanted.data, data_root()
+    if ":" in name or name == FALLBACK or store.is_present(name, root):
+        return wanted
     try:
         console.print(f"fetching {name} into {root}, once", highlight=False, soft_wrap=True)
         with show_progress() as progress:
             store.get(name, root, progress)
-        return dict(job.data)
+        return wanted
     except DataError as error:
         console.print(
             f"{error}\n{name} cannot be had here: the demo uses the handwritten digits that come with "
@@ -94,7 +93,7 @@ def _data(job: RunConfig, console: Console) -> dict[str, Any]:
             highlight=False,
             soft_wrap=True,
         )
-        return FALLBACK
+        return replace(wanted, data=FALLBACK, data_options={})
 
 
 def _compare(directories: list[Path], job: RunConfig, fleet: Fleet, console: Console, as_json: bool) -> int:
@@ -114,7 +113,7 @@ def _compare(directories: list[Path], job: RunConfig, fleet: Fleet, console: Con
     for sentence in page.verdicts(found):
         console.print(sentence, highlight=False, soft_wrap=True)
     console.print(
-        f"Real training on {job.data['name']}, {len(fleet.slowdowns)} clients, seed {job.seed}, one run each: "
+        f"Real training on {job.workload.data}, {len(fleet.slowdowns)} clients, seed {job.seed}, one run each: "
         "a demonstration, not a measurement of accuracy.",
         style="dim",
         highlight=False,

@@ -56,16 +56,27 @@ class Rounds:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """What is trained, and on what."""
+
+    model: str = "vgg16"
+    """A model that FedEL knows, or ``package.module:function`` for one's own."""
+    data: str = "cifar10"
+    """A data set that FedEL knows, or ``package.module:function`` for one's own."""
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the model, such as ``width``; arguments of one's own function."""
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the data set; arguments of one's own function."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A job."""
 
     seed: int = 0
     """Everything random in the run follows from it."""
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedel"})
-    model: Mapping[str, Any] = field(default_factory=lambda: {"name": "vgg16"})
-    """``name`` and the options of the model; ``package.module:function`` for one's own."""
-    data: Mapping[str, Any] = field(default_factory=lambda: {"name": "cifar10"})
-    """``name`` and the options of the data set; ``package.module:function`` for one's own."""
+    workload: Workload = field(default_factory=Workload)
     rounds: Rounds = field(default_factory=Rounds)
     budget: Budget = field(default_factory=Budget)
     work: LocalWork = field(default_factory=LocalWork)

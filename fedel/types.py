@@ -129,6 +129,8 @@ class BlockTime:
     forward_seconds: float
     exit_forward_seconds: float = 0.0
     exit_backward_seconds: float = 0.0
+    frozen_forward_seconds: float = 0.0
+    """Forward seconds below the window, without gradient and in evaluation mode; 0 where not measured."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,12 @@ class TimingProfile:
                 for t in self.tensors
             ),
             blocks=tuple(
-                BlockTime(b.forward_seconds * s, b.exit_forward_seconds * s, b.exit_backward_seconds * s)
+                BlockTime(
+                    b.forward_seconds * s,
+                    b.exit_forward_seconds * s,
+                    b.exit_backward_seconds * s,
+                    b.frozen_forward_seconds * s,
+                )
                 for b in self.blocks
             ),
             widths=tuple(

@@ -30,7 +30,8 @@ def build(
     """A fresh model, its values drawn from torch's current seed.
 
     ``num_classes`` is that of the data, handed on where the model takes it and checked in any case;
-    ``sample_input`` is a batch of the data, from which exits of the user's own model are made.
+    ``sample_input`` is a batch of the data, which tells a model of images its ``in_channels`` and from which
+    exits of the user's own model are made.
     """
     function = find_function(name) if ":" in name else _named(name)
     taken = inspect.signature(function).parameters
@@ -46,6 +47,8 @@ def build(
     for option in ("num_classes", "vocab_size"):
         if num_classes is not None and option in taken:
             options.setdefault(option, num_classes)
+    if sample_input is not None and sample_input.ndim == 4 and "in_channels" in taken:
+        options.setdefault("in_channels", sample_input.shape[1])
     model = load_model(name, sample_input, **options) if ":" in name else function(**options)
     if num_classes is not None and model.num_classes != num_classes:
         raise ModelError(

@@ -88,6 +88,7 @@ class Bench:
         most = max(len(layer.tensors) for layer in self.layers)
         for asked in (NONE, *range(most), ALL):
             self._stamped_step(asked)
+        self._frozen_forward()
         if not self.spec.exit_each:
             self._exits()
         for width, model in narrowed.items():
@@ -122,7 +123,9 @@ class Bench:
             mark("forward", block)
             if h.requires_grad and block < self.spec.num_blocks:
                 # The gradient of what a block gave is there once the next block's backward is done.
-                h.register_hook(lambda _, block=block: mark("backward", block + 1))
+                h.register_hook(  # type: ignore[no-untyped-call]
+                    lambda _, block=block: mark("backward", block + 1)
+                )
             if block in net.exits:
                 logits.append(net.model.exit(block, h))
                 mark("exit forward", block)
@@ -184,6 +187,17 @@ class Bench:
                 (gradient,) = self._loss_gradients(logits)
                 seconds = timed(self.device, partial(torch.autograd.backward, logits, gradient))
                 self.samples.add(("exit backward", block), seconds)
+
+    def _frozen_forward(self) -> None:
+        """Every block as it runs below a window."""
+        self.model.eval()
+        h, marks = self.x, [stamp(self.device)]
+        with torch.no_grad():
+            for block in range(1, self.spec.num_blocks + 1):
+                h = self.model.run(h, block, block)
+                marks.append(stamp(self.device))
+        for block, (begin, end) in enumerate(zip(marks, marks[1:], strict=False), start=1):
+            self.samples.add(("frozen forward", block), seconds_between(begin, end))
 
     def _loss_gradients(self, *logits: Tensor) -> list[Tensor]:
         detached = [z.detach().requires_grad_() for z in logits]

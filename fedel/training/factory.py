@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from fedel.data import Dataset, PartitionConfig, load_data
 from fedel.data.partition import split
-from fedel.errors import ConfigError, ProfileError
+from fedel.errors import ProfileError
 from fedel.models import BlockModel, build
 from fedel.run import RunConfig
 from fedel.seeds import derive
@@ -50,15 +47,15 @@ def initial_model(run: RunConfig, root: str = "") -> tuple[ModelSpec, dict[str, 
 
 
 def make_data(run: RunConfig, root: str = "") -> Dataset:
-    options = _options(run.data, "[data]")
-    return load_data(options.pop("name"), options.pop("root", root) or None, **options)
+    return load_data(run.workload.data, root or None, **run.workload.data_options)
 
 
 def make_model(run: RunConfig, data: Dataset) -> BlockModel:
     """The run's model for this data, its values drawn from torch's current seed."""
-    options = _options(run.model, "[model]")
     sample = torch.from_numpy(data.train_batch(np.arange(min(2, len(data.train))))[0])
-    return build(options.pop("name"), sample_input=sample, num_classes=data.num_classes, **options)
+    return build(
+        run.workload.model, sample_input=sample, num_classes=data.num_classes, **run.workload.model_options
+    )
 
 
 def part_of(data: Dataset, part: DataPart) -> Array:
@@ -112,7 +109,8 @@ def _key(run: RunConfig, settings: TrainerSettings, model: BlockModel, widths: t
         model.spec.digest,
         run.work.batch_size,
         run.work.optimiser,
-        dataclasses.asdict(run)["data"],
+        run.workload.data,
+        sorted(run.workload.data_options.items()),
         widths,
         device,
         torch.get_num_threads(),
@@ -128,10 +126,3 @@ def _evaluator(model: BlockModel, data: Dataset, device: str) -> Evaluator:
         return judge(model, data.test_batches(), device)
 
     return test
-
-
-def _options(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    options = dict(table)
-    if not isinstance(options.get("name"), str):
-        raise ConfigError(f"{where}: no 'name'; write that of a known one, or package.module:function")
-    return options

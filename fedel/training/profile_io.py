@@ -62,6 +62,7 @@ def check_profile(profile: TimingProfile, spec: ModelSpec, where: str = "the tim
     )
 
 
+_BLOCK_PARTS = ("forward", "exit_forward", "exit_backward", "frozen_forward")
 _HINT = "`fedel profile --model NAME --out FILE.json`"
 
 
@@ -79,10 +80,7 @@ def _parse(record: Any) -> TimingProfile:
             for t in record["tensors"]
         ),
         blocks=tuple(
-            BlockTime(
-                *(_seconds(b, f"{part}_seconds") for part in ("forward", "exit_forward", "exit_backward"))
-            )
-            for b in record["blocks"]
+            BlockTime(*(_seconds(b, f"{part}_seconds") for part in _BLOCK_PARTS)) for b in record["blocks"]
         ),
         widths=tuple(
             WidthTime(float(w["width"]), _seconds(w, "forward_seconds"), _seconds(w, "backward_seconds"))

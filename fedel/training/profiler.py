@@ -145,12 +145,13 @@ def _of_block(bench: Bench, asked: str, block: int) -> float:
 def _block(bench: Bench, number: int, per_scalar: float) -> BlockTime:
     spec, median = bench.spec, bench.samples.median
     forward, head = median((1.0, "forward", number)), median((1.0, "exit forward", number))
+    frozen = median(("frozen forward", number))
     if spec.exit_each:
-        return BlockTime(forward, head, median(("loss", number)))
+        return BlockTime(forward, head, median(("loss", number)), frozen)
     if number == spec.num_blocks:
-        return BlockTime(forward)
+        return BlockTime(forward, frozen_forward_seconds=frozen)
     size = sum(t.size for t in spec.tensors if t.block == number and t.role is Role.EXIT)
-    return BlockTime(forward, head, median(("exit backward", number)) + per_scalar * size)
+    return BlockTime(forward, head, median(("exit backward", number)) + per_scalar * size, frozen)
 
 
 def _width(bench: Bench, width: float) -> WidthTime:

@@ -10,7 +10,7 @@ from pathlib import Path
 class AggregatorConfig:
     """The keys of ``aggregator.toml``."""
 
-    listen: str = "127.0.0.1:7072"
+    listen: str = "127.0.0.1:7071"
     """Where to listen, ``host:port``; port 0 takes a free one."""
     data_dir: Path = Path("aggregator-data")
     """Where models and updates are kept; one process alone may use it."""

@@ -1,12 +1,13 @@
 """One run on one aggregator: which updates are in, what they fold to, and which version is the newest.
 
-Nothing here waits for a network or knows gRPC; every method that touches files is called in a worker thread, one
-at a time for each run. The open round has the number of the newest version: version v is the model before round v.
+Nothing here waits for a network or knows gRPC; methods that touch files are called in a worker thread, one at a
+time for each run. The open round has the newest version's number: version v is the model before round v.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Collection
@@ -28,7 +29,7 @@ from fedel.wire import payload
 from fedel.wire.codec import spec_from_pb
 from services.aggregator.files import sync_directory, write_file
 from services.aggregator.journal import Journal, Part, read_update
-from services.aggregator.store import Meta, Shapes, TensorWriter, Versions
+from services.aggregator.store import Meta, TensorWriter, Versions
 
 HEADER_FILE = "run.pb"
 LABELS_FILE = "labels.json"
@@ -66,17 +67,17 @@ def shard_spec(header: ModelHeader) -> ModelSpec:
 
 
 class NewRun:
-    """A run's first model on its way in."""
+    """A run's first model on its way in. The run is there once its header is on disk, at the very end."""
 
     def __init__(self, folder: Path, header: ModelHeader) -> None:
         self._folder, self._header = folder, header
-        self._spec = shard_spec(header)
-        # What an earlier attempt left is worth nothing: a run is there once its header is.
+        shard_spec(header)
         shutil.rmtree(folder, ignore_errors=True)
         self._versions = Versions(folder / "versions")
-        shapes: Shapes = [(entry.name, tuple(entry.shape)) for entry in header.tensors]
-        self._writing = self._versions.writing(0, shapes)
-        self._writer: TensorWriter = self._writing.__enter__()
+        self._handle = os.open(self._versions.path(0), os.O_RDWR | os.O_CREAT, 0o644)
+        self._writer = TensorWriter(
+            self._handle, [(entry.name, tuple(entry.shape)) for entry in header.tensors]
+        )
         self.num_bytes = sum(entry.num_bytes for entry in header.tensors)
         self.received = 0
 
@@ -84,17 +85,19 @@ class NewRun:
         self._writer.put_bytes(self.received, data)
         self.received += len(data)
 
-    def abandon(self, error: BaseException) -> None:
-        self._writing.__exit__(type(error), error, error.__traceback__)
+    def close(self) -> None:
+        os.close(self._handle)
 
     def finish(self) -> Run:
-        self._writing.__exit__(None, None, None)
+        os.fsync(self._handle)
         with self._versions.open(0) as file:
             for entry in self._header.tensors:
                 values = file.tensor(entry.name)
                 payload.unpack(entry, values.reshape(-1).view(np.uint8).data, values.shape)
                 if not np.isfinite(values).all():
-                    raise UpdateRefused("not_finite", f"tensor '{entry.name}' of the first model holds NaN or Inf")
+                    raise UpdateRefused(
+                        "not_finite", f"tensor '{entry.name}' of the first model holds NaN or Inf"
+                    )
         crc32 = {entry.name: entry.crc32 for entry in self._header.tensors}
         self._versions.publish(Meta(0, crc32, dict.fromkeys(crc32, 0)))
         (self._folder / "rounds").mkdir(exist_ok=True)
@@ -178,11 +181,12 @@ class Run:
             )
         is_next = self._counts_late and round_num in (self.version, self.version - 1)
         if is_next and self.sealed:
-            raise UpdateRefused("sealed", f"round {self.version} is being closed: send it again for the next one")
+            raise UpdateRefused(
+                "sealed", f"round {self.version} is being closed: send it again for the next one"
+            )
         if (round_num < self.version or self.sealed) and not is_next:
             raise UpdateRefused(
-                "late",
-                f"round {round_num} of run '{self.name}' is closed: the update of client '{client}' is too late",
+                "late", f"round {round_num} of run '{self.name}' is closed: client '{client}' comes too late"
             )
 
     def begin(self, header: UpdateHeader) -> Part | None:
@@ -216,7 +220,7 @@ class Run:
         return True
 
     def seal(self, round_num: int) -> SealRoundResponse:
-        """Take no further update of the round. Asked again, even after it was committed, the answer is the same."""
+        """Take no further update of the round. Asked again, even after its commit, the answer is the same."""
         if round_num == self.version - 1:
             return ParseDict(self.meta.sealed, SealRoundResponse())
         self._expect(round_num)
@@ -260,9 +264,7 @@ class Run:
         self._retain()
         return answer
 
-    def _write(
-        self, version: int, fold: RoundFold, state: Tensors
-    ) -> _Written:
+    def _write(self, version: int, fold: RoundFold, state: Tensors) -> _Written:
         """The next version's tensors, one at a time: no model is ever in memory."""
         crc32, changed, importance, num_clients = {}, {}, [], []
         shapes = [(t.name, t.shape) for t in self.spec.tensors]

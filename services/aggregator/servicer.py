@@ -6,10 +6,8 @@ import asyncio
 import errno
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
@@ -23,10 +21,11 @@ from services.aggregator.files import safe_name
 from services.aggregator.journal import Part
 from services.aggregator.rounds import HEADER_FILE, NewRun, Run
 from services.aggregator.store import TensorFile
-from services.aggregator.uploads import Uploads, in_thread, receive
+from services.aggregator.uploads import Stream, Uploads, in_thread, in_time, receive
 from services.runtime import refuse
 
 log = logging.getLogger("fedel.aggregator")
+T = TypeVar("T")
 
 STATUS = {
     "checksum": grpc.StatusCode.DATA_LOSS,
@@ -38,6 +37,7 @@ STATUS = {
     "unknown_version": grpc.StatusCode.NOT_FOUND,
     "superseded": grpc.StatusCode.ABORTED,
     "sealed": grpc.StatusCode.UNAVAILABLE,
+    "starting": grpc.StatusCode.UNAVAILABLE,
     "idle": grpc.StatusCode.DEADLINE_EXCEEDED,
     "disk": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
@@ -54,6 +54,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self._downloads = asyncio.Semaphore(config.max_downloads)
         self._runs: dict[str, Run] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._loaded = False
         self.counts: Counter[str] = Counter()
         """What happened so far: ``committed``, ``duplicate``, ``refused:<reason>``, ``bytes_up``, ..."""
 
@@ -67,7 +68,14 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
                 extra = {"run": run.name, "round": run.version, "num_updates": len(run.headers)}
                 log.info("took up a run", extra=extra)
 
+        self._loaded = True
+
+    def _check_loaded(self) -> None:
+        if not self._loaded:
+            raise UpdateRefused("starting", "the aggregator is still reading its runs: try again in a moment")
+
     def _run(self, name: str) -> Run:
+        self._check_loaded()
         try:
             return self._runs[name]
         except KeyError:
@@ -77,141 +85,159 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     def _lock(self, run: str) -> asyncio.Lock:
         return self._locks.setdefault(run, asyncio.Lock())
 
-    @asynccontextmanager
-    async def _refusing(self, context: Any, **about: Any) -> AsyncIterator[None]:
-        """Turn refusals into statuses, and count them."""
+    async def _answer(self, context: Any, work: Coroutine[Any, Any, T], **about: Any) -> T:
+        """Do a call's work; refusals become statuses and are counted."""
         try:
-            yield
+            return await work
         except UpdateRefused as refusal:
             await self._refuse(context, refusal.reason, str(refusal), about)
+            raise
         except ConfigError as error:
             await self._refuse(context, "header", str(error), about)
+            raise
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            await self._refuse(context, "disk", f"the aggregator's disk is full: {error}", about)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                await self._refuse(context, "disk", f"the aggregator's disk is full: {error}", about)
+            raise
 
     async def _refuse(self, context: Any, reason: str, message: str, about: dict[str, Any]) -> None:
         self.counts[f"refused:{reason}"] += 1
         log.warning("refused: %s", message, extra={"reason": reason, **about})
         await refuse(context, STATUS.get(reason, grpc.StatusCode.INVALID_ARGUMENT), message, reason)
 
-    async def CreateModel(self, request_iterator: Any, context: Any) -> pb.CreateModelResponse:
-        async with self._refusing(context):
-            header = await self._header(context)
-            async with self._lock(header.run):
-                await self._create(header, context)
-        return pb.CreateModelResponse(version=0)
-
     async def _header(self, context: Any) -> Any:
-        first = await asyncio.wait_for(context.read(), self._config.idle_seconds)
+        first = await in_time(context.read(), self._config.idle_seconds)
         if first is aio.EOF or first.WhichOneof("kind") != "header":
             raise UpdateRefused("header", "a stream begins with its header")
         return first.header
 
+    async def CreateModel(self, _requests: Any, context: Any) -> pb.CreateModelResponse:
+        header = await self._answer(context, self._header(context))
+        async with self._lock(header.run):
+            await self._answer(context, self._create(header, context), run=header.run)
+        return pb.CreateModelResponse(version=0)
+
     async def _create(self, header: pb.ModelHeader, context: Any) -> None:
-        existing = self._runs.get(header.run)
-        if existing is not None:
-            if existing.header != header:
-                raise UpdateRefused("conflict", f"run '{header.run}' exists with another model: choose another name")
+        self._check_loaded()
+        folder = self._folder / safe_name(header.run)
+        if header.run not in self._runs and (folder / HEADER_FILE).exists():
+            self._runs[header.run] = await in_thread(Run, folder)
+        if header.run in self._runs:
+            if self._runs[header.run].header != header:
+                raise UpdateRefused(
+                    "conflict", f"run '{header.run}' exists with another model: rename the new one"
+                )
             return
-        new = await in_thread(NewRun, self._folder / safe_name(header.run), header)
+        new = await in_thread(NewRun, folder, header)
         try:
-            await receive(lambda: asyncio.wait_for(context.read(), self._config.idle_seconds), new)
-        except BaseException as error:
-            new.abandon(error)
-            raise
-        self._runs[header.run] = await in_thread(new.finish)
+            await receive(lambda: in_time(context.read(), self._config.idle_seconds), new)
+            self._runs[header.run] = await in_thread(new.finish)
+        finally:
+            new.close()
         log.info("new run", extra={"run": header.run, "model_bytes": new.num_bytes})
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> None:  # type: ignore[override]
-        async with self._refusing(context, run=request.run), self._downloads:
-            run = self._run(request.run)
-            version = run.version if request.version < 0 else request.version
-            meta = await in_thread(run.versions.meta, version)
-            known = request.have_version if request.have_version <= version else -1
-            names = [t.name for t in run.spec.tensors if meta.changed[t.name] > known]
-            with await in_thread(run.versions.open, version) as file:
-                manifest = [_entry(name, file, meta.crc32[name]) for name in names]
-                await self._send(context, content=pb.ModelContent(version=version, tensors=manifest))
-                sent = 0
-                for offset, num_bytes in _pieces(file, names):
-                    data = await in_thread(file.read, offset, num_bytes)
-                    await self._send(context, chunk=model_pb2.Chunk(offset=sent, data=data))
-                    sent += num_bytes
-            self.counts["bytes_down"] += sent
+        async with self._downloads:
+            await self._answer(context, self._get(request, context), run=request.run)
+
+    async def _get(self, request: pb.GetModelRequest, context: Any) -> None:
+        run = self._run(request.run)
+        version = run.version if request.version < 0 else request.version
+        meta = await in_thread(run.versions.meta, version)
+        # A caller that is ahead of us holds another history: it gets everything.
+        held = request.have_version if request.have_version <= version else -1
+        names = [t.name for t in run.spec.tensors if meta.changed[t.name] > held]
+        with await in_thread(run.versions.open, version) as file:
+            manifest = [_entry(name, file, meta.crc32[name]) for name in names]
+            await self._send(context, content=pb.ModelContent(version=version, tensors=manifest))
+            sent = 0
+            for offset, num_bytes in _pieces(file, names):
+                data = await in_thread(file.read, offset, num_bytes)
+                await self._send(context, chunk=model_pb2.Chunk(offset=sent, data=data))
+                sent += num_bytes
+        self.counts["bytes_down"] += sent
 
     async def _send(self, context: Any, **kind: Any) -> None:
-        try:
-            await asyncio.wait_for(context.write(pb.GetModelResponse(**kind)), self._config.idle_seconds)
-        except asyncio.TimeoutError:
-            raise UpdateRefused("idle", "the caller stopped reading: fetch the model again") from None
+        await in_time(context.write(pb.GetModelResponse(**kind)), self._config.idle_seconds)
 
-    async def PutUpdate(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        async with self._refusing(context):
-            header: pb.UpdateHeader = await self._header(context)
+    async def PutUpdate(self, _requests: Any, context: Any) -> None:  # type: ignore[override]
+        header: pb.UpdateHeader = await self._answer(context, self._header(context))
         report = header.report
         about = {"run": header.run, "round": report.round_num, "client": report.client}
-        async with self._refusing(context, **about):
-            run = self._run(header.run)
-            async with self._uploads.turn(run.name, report.client) as stream:
-                async with self._lock(run.name):
-                    duplicate = run.admit(header)
-                if not duplicate:
-                    async with self._uploads.permit(stream):
-                        duplicate = not await self._take(run, header, stream, context)
+        async with self._uploads.turn(header.run, report.client) as stream:
+            duplicate = await self._answer(context, self._put(header, stream, context), **about)
         self.counts["duplicate" if duplicate else "committed"] += 1
         receipt = pb.UploadReceipt(digest=header.digest, duplicate=duplicate)
         await context.write(pb.PutUpdateResponse(receipt=receipt))
 
-    async def _take(self, run: Run, header: pb.UpdateHeader, stream: Any, context: Any) -> bool:
-        """Receive an update and let it count; false if it was in already."""
+    async def _put(self, header: pb.UpdateHeader, stream: Stream, context: Any) -> bool:
+        """Take an update; true if it was in already."""
+        run = self._run(header.run)
         async with self._lock(run.name):
-            part = await in_thread(run.begin, header)
-        if part is None:
-            return False
-        try:
-            offset = part.received
-            await context.write(pb.PutUpdateResponse(permit=pb.UploadPermit(offset=offset)))
-            await receive(lambda: self._uploads.read(stream, context), part)
-            self.counts["bytes_up"] += part.received - offset
-            await in_thread(part.sync)
-            return await _to_the_end(self._count(run, part))
-        finally:
-            part.close()
+            if run.admit(header):
+                return True
+        async with self._uploads.permit(stream):
+            async with self._lock(run.name):
+                part = await in_thread(run.begin, header)
+            if part is None:
+                return True
+            try:
+                return not await self._receive(run, part, stream, context)
+            finally:
+                part.close()
 
-    async def _count(self, run: Run, part: Part) -> bool:
+    async def _receive(self, run: Run, part: Part, stream: Stream, context: Any) -> bool:
+        offset = part.received
+        await context.write(pb.PutUpdateResponse(permit=pb.UploadPermit(offset=offset)))
+        await receive(lambda: self._uploads.read(stream, context), part)
+        self.counts["bytes_up"] += part.received - offset
+        await in_thread(part.sync)
         async with self._lock(run.name):
             return await in_thread(run.take, part)
 
+    async def _alone(self, run: str, method: Callable[..., T], *arguments: Any) -> T:
+        """Call a run's method in a thread, while nobody else is at this run."""
+        found = self._run(run)
+        async with self._lock(run):
+            return await in_thread(method, found, *arguments)
+
     async def SealRound(self, request: pb.SealRoundRequest, context: Any) -> pb.SealRoundResponse:
-        async with self._refusing(context, run=request.run, round=request.round_num):
-            run = self._run(request.run)
-            async with self._lock(run.name):
-                return await in_thread(run.seal, request.round_num)
+        work = self._alone(request.run, Run.seal, request.round_num)
+        return await self._answer(context, work, run=request.run, round=request.round_num)
 
     async def CommitRound(self, request: pb.CommitRoundRequest, context: Any) -> pb.CommitRoundResponse:
-        async with self._refusing(context, run=request.run, round=request.round_num):
-            run = self._run(request.run)
-            async with self._lock(run.name):
-                answer = await in_thread(run.commit, request.round_num, request.clients)
-            log.info(
-                "round %d closed with %d updates",
-                request.round_num,
-                len(request.clients),
-                extra={
-                    "run": run.name,
-                    "round": request.round_num,
-                    "version": answer.version,
-                    "fold_seconds": round(answer.fold_seconds, 3),
-                    "commit_seconds": round(answer.commit_seconds, 3),
-                },
-            )
-            return answer
+        about = {"run": request.run, "round": request.round_num}
+        work = self._alone(request.run, Run.commit, request.round_num, tuple(request.clients))
+        answer = await self._answer(context, work, **about)
+        seconds = {"fold_seconds": answer.fold_seconds, "commit_seconds": answer.commit_seconds}
+        log.info("closed a round with %d updates", len(request.clients), extra={**about, **seconds})
+        return answer
 
     async def KeepVersion(self, request: pb.KeepVersionRequest, context: Any) -> pb.KeepVersionResponse:
-        async with self._refusing(context, run=request.run):
-            run = self._run(request.run)
-            async with self._lock(run.name):
-                await in_thread(run.keep, request.version, request.label)
+        work = self._alone(request.run, Run.keep, request.version, request.label)
+        await self._answer(context, work, run=request.run)
         return pb.KeepVersionResponse()
+
+
+def _entry(name: str, file: TensorFile, crc32: int) -> model_pb2.TensorManifest:
+    place = file.places[name]
+    return model_pb2.TensorManifest(
+        name=name,
+        dtype=model_pb2.DTYPE_FLOAT32,
+        shape=place.shape,
+        num_bytes=place.num_bytes,
+        crc32=crc32,
+    )
+
+
+def _pieces(file: TensorFile, names: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Offset and size of each piece to send; tensors that stand side by side in the file share pieces."""
+    spans: list[list[int]] = []
+    for place in (file.places[name] for name in names):
+        if spans and spans[-1][1] == place.offset:
+            spans[-1][1] += place.num_bytes
+        else:
+            spans.append([place.offset, place.offset + place.num_bytes])
+    for begin, end in spans:
+        for offset in range(begin, end, CHUNK_BYTES):
+            yield offset, min(CHUNK_BYTES, end - offset)

@@ -1,4 +1,4 @@
-"""Versions of a model on disk: safetensors files, written and read tensor by tensor, so that none is in memory."""
+"""Versions of a model on disk: safetensors files, written and read tensor by tensor; none is in memory."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from grpc import aio
@@ -22,11 +22,26 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task})
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        task.exception()
         raise
 
 
-class _Stream:
+async def in_time(something: Awaitable[T], seconds: float) -> T:
+    """Refuse a caller that lets a stream stand still."""
+    try:
+        return await asyncio.wait_for(something, seconds)
+    except asyncio.TimeoutError:
+        raise _idle(seconds) from None
+
+
+def _idle(seconds: float) -> UpdateRefused:
+    return UpdateRefused("idle", f"the stream stood still for {seconds:g} seconds: try again")
+
+
+class Stream:
     """One client's upload."""
 
     def __init__(self) -> None:
@@ -40,12 +55,12 @@ class Uploads:
     def __init__(self, max_uploads: int, idle_seconds: float) -> None:
         self._permits = asyncio.Semaphore(max_uploads)
         self._idle_seconds = idle_seconds
-        self._streams: dict[tuple[str, str], _Stream] = {}
+        self._streams: dict[tuple[str, str], Stream] = {}
 
     @asynccontextmanager
-    async def turn(self, run: str, client: str) -> AsyncIterator[_Stream]:
+    async def turn(self, run: str, client: str) -> AsyncIterator[Stream]:
         """The only stream of this client: a client that comes again does so because its last stream died."""
-        mine, key = _Stream(), (run, client)
+        mine, key = Stream(), (run, client)
         last = self._streams.get(key)
         self._streams[key] = mine
         try:
@@ -60,32 +75,33 @@ class Uploads:
                 del self._streams[key]
 
     @asynccontextmanager
-    async def permit(self, stream: _Stream) -> AsyncIterator[None]:
-        await self._wait(stream, self._permits.acquire(), None)
+    async def permit(self, stream: Stream) -> AsyncIterator[None]:
+        asked = asyncio.ensure_future(self._permits.acquire())
         try:
+            await self._wait(stream, asked, None)
             yield
         finally:
-            self._permits.release()
+            if asked.done():
+                self._permits.release()
+            else:
+                asked.cancel()
 
-    async def read(self, stream: _Stream, context: Any) -> Any:
+    async def read(self, stream: Stream, context: Any) -> Any:
         """The next message, or ``grpc.aio.EOF``; refused if it does not come in time."""
-        return await self._wait(stream, context.read(), self._idle_seconds)
-
-    async def _wait(self, stream: _Stream, something: Awaitable[T], timeout: float | None) -> T:
-        task = asyncio.ensure_future(something)
+        message = asyncio.ensure_future(context.read())
         try:
-            await asyncio.wait(
-                {task, stream.superseded}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-            )
-            if task.done():
-                return task.result()
-            if stream.superseded.done():
-                raise UpdateRefused("superseded", "the client began this upload again on another stream")
-            raise UpdateRefused(
-                "idle", f"nothing came for {timeout:g} seconds: send it again, what is here is kept"
-            )
+            await self._wait(stream, message, self._idle_seconds)
+            return message.result()
         finally:
-            task.cancel()
+            message.cancel()
+
+    async def _wait(self, stream: Stream, hoped: asyncio.Future[Any], seconds: float | None) -> None:
+        await asyncio.wait({hoped, stream.superseded}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if hoped.done():
+            return
+        if stream.superseded.done():
+            raise UpdateRefused("superseded", "the client began this upload again on another stream")
+        raise _idle(seconds or 0.0)
 
 
 class Sink(Protocol):
@@ -105,7 +121,8 @@ async def receive(read: Callable[[], Awaitable[Any]], sink: Sink) -> None:
         chunk: Chunk = message.chunk
         if chunk.offset != sink.received or not chunk.data:
             raise UpdateRefused(
-                "size", f"a piece of {len(chunk.data)} bytes at {chunk.offset} came where {sink.received} was next"
+                "size",
+                f"a piece of {len(chunk.data)} bytes at {chunk.offset} came where {sink.received} was next",
             )
         if sink.received + len(chunk.data) > sink.num_bytes:
             raise UpdateRefused("size", f"more bytes came than the {sink.num_bytes} that were announced")

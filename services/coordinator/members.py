@@ -33,9 +33,8 @@ class Member:
 class Members:
     """Every client that ever joined the run, by name: plans need a fixed order."""
 
-    def __init__(self, fleet: Fleet, run: str, rows: list[ClientRow]) -> None:
+    def __init__(self, fleet: Fleet, rows: list[ClientRow]) -> None:
         self._fleet = fleet
-        self._run = run
         self._members = {row.client: Member(row, _view(row)) for row in rows}
 
     def __iter__(self) -> Iterator[Member]:

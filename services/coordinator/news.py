@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Signal:
+class News:
     """Wakes everybody who waits, each time something changed."""
 
     def __init__(self) -> None:

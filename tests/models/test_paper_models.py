@@ -129,3 +129,8 @@ def test_wrong_option_gives_the_nearest() -> None:
 def test_number_of_classes_comes_from_the_data() -> None:
     assert build("cnn", num_classes=26).num_classes == 26
     assert counted("albert", num_classes=500).num_classes == 500
+
+
+def test_a_batch_of_the_data_tells_the_number_of_channels():
+    model = build("vgg16", sample_input=torch.zeros(2, 1, 28, 28), num_classes=10, width=0.125)
+    assert (8, 1, 3, 3) == model.spec.tensors[0].shape

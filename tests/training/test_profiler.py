@@ -39,7 +39,7 @@ def test_every_weight_and_block_is_measured_in_forward_order(measured: TimingPro
 
 def test_times_are_not_negative_and_work_takes_time(measured: TimingProfile) -> None:
     assert all(t.grad_seconds >= 0 and t.update_seconds >= 0 for t in measured.tensors)
-    assert all(b.forward_seconds > 0 for b in measured.blocks)
+    assert all(b.forward_seconds > 0 and b.frozen_forward_seconds > 0 for b in measured.blocks)
     assert all(b.exit_forward_seconds > 0 and b.exit_backward_seconds > 0 for b in measured.blocks[:-1])
     assert measured.blocks[-1].exit_forward_seconds == 0
     assert measured.overhead_seconds > 0

@@ -1,0 +1,269 @@
+"""A coordinator that says what a test tells it to, and an aggregator that breaks when a test wants it to.
+
+Both are real gRPC servers on a free port of the loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from agents.edge.agent import Agent
+from agents.edge.config import AgentConfig
+from fedel.run import RunConfig
+from fedel.types import Array, Memory, Patch, Task, Update
+from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc, task_pb2
+from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
+from fedel.wire.channel import SERVER_OPTIONS
+from fedel.wire.codec import report_from_pb, task_to_pb
+from fedel.wire.payload import digest, pack, unpack
+from tests.strategies.fakes import WORK, initial_model, spec
+
+RUN = "night/1"
+SPEC = spec()
+PATIENCE_SECONDS = 20.0
+
+
+def run_table(trainer: str = "fake", strategy: str = "fedel", **rounds: Any) -> str:
+    run = RunConfig.parse(
+        {"strategy": {"name": strategy}, "trainer": f"tests.agents.trainers:{trainer}", "rounds": rounds}
+    )
+    return json.dumps(run.table())
+
+
+class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Writes down everything it hears, and pushes what it is told to."""
+
+    def __init__(self, heartbeat_seconds: float = 0.05) -> None:
+        self.heard: list[SessionRequest] = []
+        self.sessions = 0
+        self.half_closed = False
+        self._heartbeat_seconds = heartbeat_seconds
+        self._news = asyncio.Condition()
+        self._outgoing: asyncio.Queue[SessionResponse | None] = asyncio.Queue()
+
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[SessionResponse]:
+        self.sessions += 1
+        self._outgoing = outgoing = asyncio.Queue()
+        self.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=self._heartbeat_seconds))
+        reader = asyncio.ensure_future(self._read(requests))
+        try:
+            while (message := await outgoing.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: Any) -> None:
+        async for request in requests:
+            async with self._news:
+                self.heard.append(request)
+                self._news.notify_all()
+        self.half_closed = True
+        self._outgoing.put_nowait(None)
+
+    def push(self, **message: Any) -> None:
+        self._outgoing.put_nowait(SessionResponse(**message))
+
+    def hang_up(self) -> None:
+        self._outgoing.put_nowait(None)
+
+    def all(self, kind: str) -> list[Any]:
+        return [getattr(m, kind) for m in self.heard if m.WhichOneof("kind") == kind]
+
+    async def until(self, kind: str, number: int = 1, where: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The ``number``-th message of this kind that fits, once it has come."""
+
+        def found() -> list[Any]:
+            return [m for m in self.all(kind) if where(m)]
+
+        async with self._news:
+            await asyncio.wait_for(
+                self._news.wait_for(lambda: len(found()) >= number), timeout=PATIENCE_SECONDS
+            )
+        return found()[number - 1]
+
+
+class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
+    """Hands out versions; takes updates in, resuming them, unless it is told to break or to refuse."""
+
+    def __init__(self, tensors: frozenset[str] = frozenset()) -> None:
+        self.tensors = tensors
+        self.versions: dict[int, Mapping[str, Array]] = {0: initial_model()}
+        self.requests: list[aggregator_pb2.GetModelRequest] = []
+        self.payloads: dict[str, bytearray] = {}
+        self.headers: dict[str, aggregator_pb2.UpdateHeader] = {}
+        self.bytes_received = 0
+        self.break_after: list[int] = []
+        """The next uploads break after so many chunks each."""
+        self.refuse_with: tuple[grpc.StatusCode, str] | None = None
+        self.permits = asyncio.Event()
+        self.permits.set()
+        self.waiting = asyncio.Event()
+
+    def mine(self, model: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: model[name] for name in model if not self.tensors or name in self.tensors}
+
+    async def GetModel(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.requests.append(request)
+        model = self.mine(self.versions[request.version])
+        if request.have_version >= 0:
+            old = self.versions[request.have_version]
+            model = {n: v for n, v in model.items() if v.tobytes() != old[n].tobytes()}
+        payload = pack({name: Patch(values) for name, values in model.items()})
+        content = aggregator_pb2.ModelContent(version=request.version, tensors=payload.manifest)
+        yield aggregator_pb2.GetModelResponse(content=content)
+        for chunk in payload.chunks():
+            yield aggregator_pb2.GetModelResponse(chunk=chunk)
+
+    async def PutUpdate(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        header = (await anext(requests)).header
+        if self.refuse_with is not None:
+            context.set_trailing_metadata((("fedel-reason", self.refuse_with[1]),))
+            await context.abort(self.refuse_with[0], "not like this")
+        assert digest(header.tensors) == header.digest
+        self.waiting.set()
+        await self.permits.wait()
+        stored = self.payloads.setdefault(header.digest, bytearray())
+        yield aggregator_pb2.PutUpdateResponse(permit=aggregator_pb2.UploadPermit(offset=len(stored)))
+        limit, chunks = self.break_after.pop(0) if self.break_after else None, 0
+        async for request in requests:
+            assert request.chunk.offset == len(stored)
+            stored += request.chunk.data
+            self.bytes_received += len(request.chunk.data)
+            chunks += 1
+            if chunks == limit:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the link is cut")
+        assert len(stored) == sum(entry.num_bytes for entry in header.tensors)
+        self.headers[header.digest] = header
+        receipt = aggregator_pb2.UploadReceipt(digest=header.digest)
+        yield aggregator_pb2.PutUpdateResponse(receipt=receipt)
+
+    def updates(self) -> list[Update]:
+        """What came in whole, in order."""
+        found = []
+        for key, header in self.headers.items():
+            data, patches = memoryview(self.payloads[key]), {}
+            for entry in header.tensors:
+                piece, data = data[: entry.num_bytes], data[entry.num_bytes :]
+                patches[entry.name] = unpack(entry, piece, SPEC.by_name[entry.name].shape)
+            found.append(Update(patches, report_from_pb(header.report)))
+        return found
+
+
+class Federation:
+    """One agent, a coordinator and aggregators."""
+
+    def __init__(self, state_dir: Path, aggregators: list[Aggregator] | None = None, **config: Any) -> None:
+        self.coordinator = Coordinator()
+        self.aggregators = aggregators or [Aggregator()]
+        self.state_dir, self.config = state_dir, config
+        self.addresses: list[str] = []
+        self._servers: list[aio.Server] = []
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return self.aggregators[0]
+
+    async def serve(self) -> None:
+        self.coordinator_server, self.coordinator_address = await self._start(self.coordinator)
+        for aggregator in self.aggregators:
+            server, address = await self._start(aggregator)
+            self._servers.append(server)
+            self.addresses.append(address)
+
+    async def _start(self, servicer: Any, address: str = "127.0.0.1:0") -> tuple[aio.Server, str]:
+        server = aio.server(options=SERVER_OPTIONS)
+        if isinstance(servicer, Coordinator):
+            coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(servicer, server)
+        else:
+            aggregator_pb2_grpc.add_AggregatorServiceServicer_to_server(servicer, server)
+        port = server.add_insecure_port(address)
+        await server.start()
+        return server, f"127.0.0.1:{port}"
+
+    async def restart_coordinator(self) -> None:
+        """Gone without a word, then back at the same address, having forgotten everything."""
+        await self.coordinator_server.stop(0)
+        self.coordinator = Coordinator()
+        self.coordinator_server, _ = await self._start(self.coordinator, self.coordinator_address)
+
+    async def stop(self) -> None:
+        for server in (self.coordinator_server, *self._servers):
+            await server.stop(0)
+
+    def agent(self, **changes: Any) -> Agent:
+        config = {"name": "client-1", "coordinator": self.coordinator_address, "state_dir": self.state_dir}
+        return Agent(AgentConfig(**{**config, **self.config, **changes}))
+
+    def offer(self, table: str = "", instance: str = "1", model_digest: str = SPEC.digest) -> None:
+        shards = [
+            coordinator_pb2.Shard(address=address, tensors=sorted(a.tensors))
+            for address, a in zip(self.addresses, self.aggregators, strict=True)
+        ]
+        offer = coordinator_pb2.RunOffer(
+            run=RUN,
+            config_json=table or run_table(),
+            model_digest=model_digest,
+            shards=shards,
+            instance=instance,
+        )
+        self.coordinator.push(run=offer)
+
+    async def joined(self, table: str = "", number: int = 1) -> coordinator_pb2.Join:
+        """Offer the run once the agent is there, and wait until it has joined."""
+        await self.coordinator.until("hello", number)
+        self.offer(table)
+        join: coordinator_pb2.Join = await self.coordinator.until("join", number)
+        return join
+
+    def order(self, round_num: int, **changes: Any) -> task_pb2.Task:
+        message = task_of(round_num, **changes)
+        self.coordinator.push(task=message)
+        return message
+
+    async def done(self, round_num: int, number: int = 1) -> coordinator_pb2.TaskDone:
+        done: coordinator_pb2.TaskDone = await self.coordinator.until(
+            "done", number, lambda m: m.report.round_num == round_num
+        )
+        return done
+
+
+def task_of(
+    round_num: int,
+    accepted_round: int = -1,
+    memory: Memory | None = None,
+    model_version: int = 0,
+    budget_seconds: float = 0.15,
+) -> task_pb2.Task:
+    task = Task(round_num, "client-1", budget_seconds, WORK, seed=100 + round_num)
+    return task_to_pb(task, RUN, SPEC, model_version, accepted_round, memory or Memory(), 60.0)
+
+
+@asynccontextmanager
+async def running(agent: Agent) -> AsyncIterator[asyncio.Future[None]]:
+    """The agent at work; at the end it is told to stop and must."""
+    task = asyncio.ensure_future(agent.run())
+    try:
+        yield task
+    finally:
+        agent.stop()
+        await asyncio.wait_for(asyncio.shield(task), PATIENCE_SECONDS)
+        with suppress(asyncio.CancelledError):
+            task.cancel()
+
+
+@asynccontextmanager
+async def federation(folder: Path, **options: Any) -> AsyncIterator[Federation]:
+    made = Federation(folder, **options)
+    await made.serve()
+    try:
+        yield made
+    finally:
+        await made.stop()

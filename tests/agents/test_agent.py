@@ -1,0 +1,424 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from fedel.roles.coordinator import memory_of
+from fedel.roles.edge import KeptMemories, run_task
+from fedel.strategies import FedEL
+from fedel.types import Memory, Tensors, Update
+from fedel.v1 import coordinator_pb2
+from fedel.wire.codec import report_from_pb, task_from_pb
+from fedel.wire.payload import pack
+from tests.agents import trainers
+from tests.agents.stand_ins import RUN, SPEC, Aggregator, Federation, federation, run_table, running, task_of
+from tests.strategies.fakes import fleet, initial_model, same_bits
+
+CLIENT = fleet()["client-0"]
+"""What the agent's own trainer is."""
+
+
+def expected_update(round_num: int, memories: KeptMemories, accepted_round: int = -1) -> Update:
+    task = task_from_pb(task_of(round_num), SPEC)
+    return run_task(FedEL(), task, accepted_round, Memory(), initial_model(), CLIENT, memories)
+
+
+def same_patches(one: Update, other: Update) -> bool:
+    return pack(one.patches).digest == pack(other.patches).digest
+
+
+def changed(model: Tensors, name: str) -> Tensors:
+    return {**model, name: model[name] + np.float32(1)}
+
+
+def test_a_task_is_downloaded_trained_and_uploaded_to_the_bit(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            join = await fed.joined()
+            assert (RUN, SPEC.digest, CLIENT.num_samples) == (join.run, join.model_digest, join.num_samples)
+            fed.order(0)
+            done = await fed.done(0)
+        expected = expected_update(0, KeptMemories())
+        (update,) = fed.aggregator.updates()
+        assert same_patches(expected, update)
+        assert expected.report.window == report_from_pb(done.report).window
+        assert pack(expected.patches).num_bytes == done.bytes_up == fed.aggregator.bytes_received
+        assert sum(t.size * 4 for t in SPEC.tensors) == done.bytes_down
+        assert done.phases.train > 0
+        assert done.report.peak_memory_bytes > 0
+        assert [True] == [answer.accepted for answer in fed.coordinator.all("answer")]
+        phases = [p.phase for p in fed.coordinator.all("progress")]
+        assert ["download", "train", "train", "upload"] == phases
+        planned = fed.coordinator.all("progress")[2]
+        assert expected.report.selected == tuple(planned.window.selected)
+        cost = expected.report.cost.total("train") * expected.report.num_steps
+        assert cost == pytest.approx(planned.planned_seconds)
+
+    run(tmp_path, scenario)
+
+
+def test_only_what_changed_is_downloaded_in_the_next_round(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        name = SPEC.tensors[0].name
+        fed.aggregator.versions[1] = changed(fed.aggregator.versions[0], name)
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            await fed.done(0)
+            fed.order(1, accepted_round=0, model_version=1)
+            done = await fed.done(1)
+        assert [(0, -1), (1, 0)] == [(r.version, r.have_version) for r in fed.aggregator.requests]
+        assert SPEC.tensors[0].size * 4 == done.bytes_down
+
+    run(tmp_path, scenario)
+
+
+def test_each_shard_gets_its_own_tensors_and_hears_of_an_empty_part_too(tmp_path: Path) -> None:
+    deep = frozenset(t.name for t in SPEC.tensors if t.block == SPEC.num_blocks)
+    rest = frozenset(t.name for t in SPEC.tensors) - deep
+    shards = [Aggregator(deep), Aggregator(rest)]
+
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            await fed.done(0)
+        expected = expected_update(0, KeptMemories())
+        assert deep.isdisjoint(expected.patches)
+        assert [set(), set(expected.patches)] == [set(a.updates()[0].patches) for a in shards]
+
+    run(tmp_path, scenario, aggregators=shards)
+
+
+def test_heartbeats_go_on_while_a_step_of_training_takes_long(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined(run_table("held"))
+            fed.order(0)
+            await asyncio.to_thread(trainers.entered.wait, 10)
+            so_far = len(fed.coordinator.all("heartbeat"))
+            await fed.coordinator.until("heartbeat", so_far + 3)
+            trainers.release.set()
+            await fed.done(0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_broken_upload_goes_on_where_it_broke(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        fed.aggregator.break_after = [2, 1]
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            done = await fed.done(0)
+        (update,) = fed.aggregator.updates()
+        assert same_patches(expected_update(0, KeptMemories()), update)
+        assert pack(update.patches).num_bytes == fed.aggregator.bytes_received == done.bytes_up
+
+    run(tmp_path, scenario)
+
+
+def test_the_agent_joins_again_after_the_coordinator_was_restarted_and_repeats_its_answer(
+    tmp_path: Path,
+) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined(run_table("counting"))
+            fed.order(0)
+            first = await fed.done(0)
+            await fed.restart_coordinator()
+            await fed.joined(run_table("counting"))
+            assert first == await fed.done(0)
+            fed.order(0)
+            assert first == await fed.done(0, number=2)
+            fed.order(1, accepted_round=0)
+            await fed.done(1)
+        assert [100, 101] == trainers.calls
+
+    run(tmp_path, scenario)
+
+
+def test_a_task_under_way_survives_a_lost_session(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined(run_table("held"))
+            fed.order(0)
+            await asyncio.to_thread(trainers.entered.wait, 10)
+            await fed.restart_coordinator()
+            await fed.coordinator.until("hello")
+            fed.offer(run_table("held"))
+            trainers.release.set()
+            await fed.done(0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_lost_round_is_done_again_from_the_same_memory(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined()
+            windows = []
+            for round_num, accepted in enumerate((-1, 0, 0, 0, 0, 4)):
+                fed.order(round_num, accepted_round=accepted)
+                windows.append(report_from_pb((await fed.done(round_num)).report).window)
+        first, second, *repeated, after = windows
+        assert [second] * 3 == repeated
+        assert first != second
+        assert after not in (first, second)
+
+    run(tmp_path, scenario)
+
+
+def test_an_agent_that_lost_its_disk_goes_on_from_the_coordinators_copy(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            report = report_from_pb((await fed.done(0)).report)
+        memories = KeptMemories()
+        memories.stage(0, memory_of(report))
+        expected = expected_update(1, memories, accepted_round=0)
+        assert report.window != expected.report.window
+        async with running(fed.agent(state_dir=tmp_path / "new")):
+            await fed.joined(number=2)
+            fed.order(1, accepted_round=0, memory=memory_of(report))
+            await fed.done(1)
+        assert same_patches(expected, fed.aggregator.updates()[-1])
+
+    run(tmp_path, scenario)
+
+
+def test_a_restarted_agent_sends_the_update_it_had_made_without_training_again(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        fed.aggregator.permits.clear()
+        async with running(fed.agent(grace_seconds=0.0)):
+            await fed.joined(run_table("counting"))
+            fed.order(0)
+            await fed.aggregator.waiting.wait()
+        fed.aggregator.permits.set()
+        async with running(fed.agent()):
+            await fed.joined(run_table("counting"), number=2)
+            fed.order(0)
+            await fed.done(0)
+        assert [100] == trainers.calls
+        assert same_patches(expected_update(0, KeptMemories()), fed.aggregator.updates()[0])
+
+    run(tmp_path, scenario)
+
+
+def test_another_run_of_the_same_name_starts_from_nothing(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            first = await fed.done(0)
+            fed.offer(instance="2")
+            await fed.coordinator.until("join", 2)
+            fed.order(1, accepted_round=0)
+            second = await fed.done(1)
+        assert [-1, -1] == [r.have_version for r in fed.aggregator.requests]
+        assert first.report.window.end_block == second.report.window.end_block
+
+    run(tmp_path, scenario)
+
+
+def test_a_superseded_task_is_given_up_and_only_the_newer_one_is_sent(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined(run_table("held"))
+            fed.order(0)
+            await asyncio.to_thread(trainers.entered.wait, 10)
+            fed.order(1)
+            await fed.coordinator.until("answer", 2)
+            trainers.release.set()
+            await fed.done(1)
+        assert [1] == [u.report.round_num for u in fed.aggregator.updates()]
+
+    run(tmp_path, scenario)
+
+
+def test_an_upload_is_given_up_when_its_round_closes_and_its_update_is_let_go(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        fed.aggregator.permits.clear()
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            await fed.aggregator.waiting.wait()
+            closed = coordinator_pb2.RoundClosed(run=RUN, round_num=0, model_version=1)
+            fed.coordinator.push(closed=closed)
+            fed.order(1)
+            await fed.coordinator.until("progress", 1, lambda p: p.round_num == 1)
+            fed.aggregator.permits.set()
+            await fed.done(1)
+        assert [1] == [u.report.round_num for u in fed.aggregator.updates()]
+        assert ["update-1"] == [p.name for p in tmp_path.glob("*/update-*")]
+
+    run(tmp_path, scenario)
+
+
+def test_where_late_updates_count_a_closed_round_is_still_worth_finishing(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        fed.aggregator.permits.clear()
+        async with running(fed.agent()):
+            await fed.joined(run_table(late="next"))
+            fed.order(0)
+            await fed.aggregator.waiting.wait()
+            fed.coordinator.push(closed=coordinator_pb2.RoundClosed(run=RUN, round_num=0, model_version=1))
+            fed.coordinator.push(evaluate=coordinator_pb2.EvaluationTask(run=RUN, model_version=0))
+            fed.aggregator.permits.set()
+            await fed.done(0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_refused_update_is_reported_with_its_reason_and_not_sent_again(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        fed.aggregator.refuse_with = (grpc.StatusCode.FAILED_PRECONDITION, "late")
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            failed = await fed.coordinator.until("failed")
+            assert (0, "late: not like this") == (failed.round_num, failed.message)
+            fed.aggregator.refuse_with = None
+            fed.order(1)
+            await fed.done(1)
+        assert [1] == [u.report.round_num for u in fed.aggregator.updates()]
+
+    run(tmp_path, scenario)
+
+
+def test_a_failing_trainer_is_reported_and_the_agent_stays(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined(run_table("failing"))
+            fed.order(0)
+            failed = await fed.coordinator.until("failed")
+            assert "the disk with the samples is gone; put it back" == failed.message
+            fed.order(1)
+            assert 1 == (await fed.coordinator.until("failed", 2)).round_num
+
+    run(tmp_path, scenario)
+
+
+def test_a_run_that_cannot_be_prepared_is_reported_and_not_joined(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.coordinator.until("hello")
+            fed.offer(run_table("broken"))
+            failed = await fed.coordinator.until("failed")
+            assert (-1, "cifar10 is not here; run `fedel data get cifar10`") == (
+                failed.round_num,
+                failed.message,
+            )
+            fed.order(0)
+            assert not (await fed.coordinator.until("answer")).accepted
+
+    run(tmp_path, scenario)
+
+
+def test_a_model_with_another_digest_is_not_joined_and_both_digests_are_named(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.coordinator.until("hello")
+            fed.offer(model_digest="0123456789abcdef")
+            message = (await fed.coordinator.until("failed")).message
+        assert "0123456789abcdef" in message
+        assert SPEC.digest in message
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("strategy", "loss"), [("fedel", 0.5), ("depthfl", 1.0)])
+def test_an_evaluation_is_answered_as_the_strategy_tests_and_again_if_asked_again(
+    tmp_path: Path, strategy: str, loss: float
+) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            assert (await fed.joined(run_table(strategy=strategy))).can_evaluate
+            for number in (1, 2):
+                fed.coordinator.push(evaluate=coordinator_pb2.EvaluationTask(run=RUN, model_version=0))
+                done = await fed.coordinator.until("evaluation", number)
+                expected = trainers.score(initial_model(), "final").accuracy
+                assert (expected, loss, 100) == (done.accuracy, done.loss, done.num_samples)
+        assert 1 == len(fed.aggregator.requests)
+
+    run(tmp_path, scenario)
+
+
+def test_a_run_that_is_over_leaves_nothing_on_disk(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            await fed.done(0)
+            assert [] != list(tmp_path.glob("*/model.safetensors"))
+            ended = coordinator_pb2.RunEnded(run=RUN, phase=coordinator_pb2.RUN_PHASE_FINISHED)
+            fed.coordinator.push(ended=ended)
+            fed.offer(run_table("broken"))
+            await fed.coordinator.until("failed")
+        assert [] == list(tmp_path.glob("*/*"))
+
+    run(tmp_path, scenario)
+
+
+def test_a_slow_device_tells_a_profile_as_slow_as_it_is(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent(slowdown=3.0)):
+            join = await fed.joined()
+        expected = CLIENT.profile.tensors[0].update_seconds * 3
+        assert expected == pytest.approx(join.profile.tensors[0].update_seconds)
+
+    run(tmp_path, scenario)
+
+
+def test_a_draining_agent_finishes_its_upload_and_closes_the_session(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        fed.aggregator.permits.clear()
+        agent = fed.agent()
+        async with running(agent) as ended:
+            await fed.joined()
+            fed.order(0)
+            await fed.aggregator.waiting.wait()
+            agent.stop()
+            fed.aggregator.permits.set()
+            await ended
+        await fed.done(0)
+        assert fed.coordinator.half_closed
+        assert 1 == fed.coordinator.sessions
+
+    run(tmp_path, scenario)
+
+
+def test_a_draining_agent_does_not_wait_for_training(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        agent = fed.agent()
+        async with running(agent) as ended:
+            await fed.joined(run_table("held"))
+            fed.order(0)
+            await asyncio.to_thread(trainers.entered.wait, 10)
+            agent.stop()
+            await ended
+            assert agent.worker.busy
+        assert fed.coordinator.half_closed
+        assert [] == fed.aggregator.updates()
+        trainers.release.set()
+
+    run(tmp_path, scenario)
+
+
+def run(folder, scenario, **options):  # type: ignore[no-untyped-def]
+    async def inside() -> None:
+        async with federation(folder, **options) as fed:
+            await scenario(fed)
+
+    trainers.entered.clear()
+    trainers.release.clear()
+    trainers.calls.clear()
+    try:
+        asyncio.run(inside())
+    finally:
+        trainers.release.set()

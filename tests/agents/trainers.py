@@ -1,0 +1,79 @@
+"""Trainers for agents under test, named in a run's configuration as ``tests.agents.trainers:...``."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from fedel.errors import DataError
+from fedel.run import RunConfig
+from fedel.strategies.base import WrappedTrainer
+from fedel.training.settings import Evaluator, TrainerSettings
+from fedel.types import Job, Tensors, Trained, Trainer
+from tests.strategies.fakes import fleet
+
+entered = threading.Event()
+"""Set when a held trainer begins to train."""
+release = threading.Event()
+"""Lets a held trainer go on."""
+
+
+@dataclass(frozen=True)
+class FakeScore:
+    accuracy: float
+    loss: float = 0.5
+    num_targets: int = 100
+
+
+def score(model: Tensors, mode: str) -> FakeScore:
+    """Something that depends on the model, and tells the modes apart."""
+    total = float(sum(values.sum() for values in model.values()))
+    return FakeScore(abs(total) % 1, loss=1.0 if mode == "ensemble" else 0.5)
+
+
+def fake(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    """The client of the uneven fleet that the data section names; parts of it differ in everything."""
+    clients = list(fleet().values())
+    return clients[settings.data.index], score if settings.evaluate else None
+
+
+class _Held(WrappedTrainer):
+    def train(self, model: Tensors, job: Job) -> Trained:
+        entered.set()
+        release.wait(30)
+        return super().train(model, job)
+
+
+def held(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    """Trains when it is let."""
+    trainer, evaluator = fake(run, settings)
+    return _Held(trainer), evaluator
+
+
+class _Failing(WrappedTrainer):
+    def train(self, model: Tensors, job: Job) -> Trained:
+        raise DataError("the disk with the samples is gone; put it back")
+
+
+def failing(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    trainer, evaluator = fake(run, settings)
+    return _Failing(trainer), evaluator
+
+
+class _Counting(WrappedTrainer):
+    def train(self, model: Tensors, job: Job) -> Trained:
+        calls.append(job.seed)
+        return replace(super().train(model, job), seconds=0.5)
+
+
+calls: list[int] = []
+"""Seeds of the jobs that a counting trainer was given."""
+
+
+def counting(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    trainer, evaluator = fake(run, settings)
+    return _Counting(trainer), evaluator
+
+
+def broken(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    raise DataError("cifar10 is not here; run `fedel data get cifar10`")
