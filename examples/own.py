@@ -23,11 +23,12 @@ def model() -> nn.Sequential:
 
 
 def data(num_samples: int = 2000):
-    """Images with a bright bar in one of four places; x, y to train on, then x, y to test on."""
+    """Noisy stripes in one of four directions; x, y to train on, then x, y to test on."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 4, num_samples)
-    x = rng.normal(0, 1, (num_samples, 1, 16, 16)).astype(np.float32)
-    for place in range(4):
-        x[y == place, :, 4 * place : 4 * place + 3] += 1.0
+    row, column = np.mgrid[0:16, 0:16]
+    angle = (y * np.pi / 4)[:, None, None]
+    stripes = np.sin(row * np.sin(angle) + column * np.cos(angle))
+    x = (stripes[:, None] + rng.normal(0, 0.5, (num_samples, 1, 16, 16))).astype(np.float32)
     cut = num_samples * 4 // 5
     return x[:cut], y[:cut], x[cut:], y[cut:]

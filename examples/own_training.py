@@ -11,7 +11,9 @@ from fedel.core.timing import budget
 from fedel.data import from_arrays
 from fedel.models import as_block_model
 from fedel.strategies import FedEL
-from fedel.training import TorchTrainer, evaluate, profile
+from fedel.training.evaluate import evaluate
+from fedel.training.profiler import profile
+from fedel.training.trainer import TorchTrainer
 from fedel.types import ClientView, LocalWork, Memory, RoundContext
 
 

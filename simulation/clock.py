@@ -70,7 +70,8 @@ def close(
     """
     coming = list(arrivals)
     heapq.heapify(coming)
-    now, counted = 0.0, []
+    now = 0.0
+    counted: list[str] = []
     while coming and not enough(len(counted)):
         seconds, client = coming[0]
         if not in_time(seconds, deadline_seconds) and len(counted) >= min_reports:

@@ -18,6 +18,7 @@ from fedel.training.orin import orin_profile
 from fedel.training.profile_io import load_profile, save_profile
 from fedel.training.profiler import default_device_name, profile
 from fedel.types import TimingProfile
+from simulation.children import Child
 
 WIDTHS = (0.1, 0.25, 0.5, 0.75)
 """Narrowed models that are timed too, so that HeteroFL has the same profile as every other method."""
@@ -35,7 +36,7 @@ def base_profile(wanted: str, run: RunConfig, model: BlockModel, data: Dataset) 
     try:
         if wanted == "auto" and size not in ORIN_SIZES:
             raise ProfileError(f"no Orin figures for samples of {size} pixels")
-        return orin_profile(model.spec, str(run.model["name"]), nearest)
+        return orin_profile(model.spec, run.workload.model, nearest)
     except ProfileError as error:
         if wanted == "orin":
             raise ProfileError(f"[fleet] base = 'orin': {error}; or set it to 'measured'") from None
@@ -47,12 +48,13 @@ def measured_profile(run: RunConfig, model: BlockModel, data: Dataset) -> Timing
     kept = cache_dir() / f"{_key(run, model, data)}.json"
     if kept.exists():
         return load_profile(kept, model.spec)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    # In a process of its own: once torch has computed gradients here, no worker could be forked off that does.
+    child = Child(lambda _: _measure(run, model, data))
     try:
-        measured = _measure(run, model, data)
+        child.ask(None)
+        measured: TimingProfile = child.answer()
     finally:
-        torch.set_num_threads(threads)
+        child.end()
     save_profile(measured, kept)
     return measured
 
@@ -63,6 +65,7 @@ def cache_dir() -> Path:
 
 
 def _measure(run: RunConfig, model: BlockModel, data: Dataset) -> TimingProfile:
+    torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, len(data.train), run.work.batch_size)
     batch = data.train_batch(rows, rng)
@@ -80,5 +83,12 @@ def _measure(run: RunConfig, model: BlockModel, data: Dataset) -> TimingProfile:
 def _key(run: RunConfig, model: BlockModel, data: Dataset) -> str:
     """Everything that the measurement depends on."""
     device = default_device_name(torch.device("cpu"))
-    parts = (model.spec.digest, data.input_shape, run.work.batch_size, run.work.optimiser, device, torch.__version__)
+    parts = (
+        model.spec.digest,
+        data.input_shape,
+        run.work.batch_size,
+        run.work.optimiser,
+        device,
+        torch.__version__,
+    )
     return hashlib.sha256(repr((parts, WIDTHS)).encode()).hexdigest()[:16]

@@ -110,6 +110,9 @@ class Agent:
             self._on_closed(message.closed)
         elif kind == "ended":
             self._on_ended(message.ended)
+        elif kind == "refused":
+            _log.error("%s", message.refused.reason, extra={"run": message.refused.run})
+            self._let_go(message.refused.run)
 
     async def _on_offer(self, offer: coordinator_pb2.RunOffer) -> None:
         """Get ready and join; a run known from an earlier session is joined again, as things stand."""
@@ -213,7 +216,10 @@ class Agent:
             order.settle(None)
             return
         except Exception as error:
-            order.settle(self._failed(task.run, -1, error))
+            self._failed(task.run, -1, error)
+            order.settle(None)
+            if self._orders.get((task.run, EVALUATION)) is order:
+                del self._orders[task.run, EVALUATION]  # asked again, it is tried again
             return
         self._send(request)
         order.settle(request)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import grpc
 from grpc import aio
 
 from fedel.v1 import coordinator_pb2
@@ -22,6 +23,7 @@ _GOODBYE_SECONDS = 2.0
 """How long the coordinator may take to end a session that we closed."""
 _REFUSED_TRIES = 6
 """A coordinator that refuses us is asked again as rarely as one that has long been away."""
+_WRITE_FAILED = "Internal error from Core"
 
 Outgoing = asyncio.Queue[SessionRequest | None]
 
@@ -67,7 +69,7 @@ class Session:
                 await self._one_stream()
             except aio.AioRpcError as error:
                 why = error.details() or error.code().name
-                if error.code() not in RETRIED:
+                if not worth_retrying(error):
                     self._tries = max(self._tries, _REFUSED_TRIES)
             if not self._closing.is_set():
                 level = logging.WARNING if self._tries in (0, _REFUSED_TRIES) else logging.DEBUG
@@ -104,6 +106,13 @@ class Session:
         while True:
             await asyncio.sleep(seconds)
             self.send(SessionRequest(heartbeat=coordinator_pb2.Heartbeat()))
+
+
+def worth_retrying(error: aio.AioRpcError) -> bool:
+    """A broken link is; so is a write on a stream that had ended, because grpc.aio puts an error of its own
+    over the status that the coordinator gave (grpc issue 36066): the next try will tell."""
+    hidden = error.code() is grpc.StatusCode.INTERNAL and _WRITE_FAILED in (error.details() or "")
+    return hidden or error.code() in RETRIED
 
 
 async def _until_none(outgoing: Outgoing) -> AsyncIterator[SessionRequest]:

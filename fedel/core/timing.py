@@ -61,7 +61,9 @@ def step_cost(
 ) -> StepCost:
     """Seconds of one step that trains ``selected`` through ``exits``, with blocks below ``end`` frozen."""
     front = max(exits)
-    forward = sum(block.forward_seconds for block in profile.blocks[:front])
+    # Below the window batch norm runs in evaluation mode, which is cheaper; 0 means that was not measured.
+    forward = sum(b.frozen_forward_seconds or b.forward_seconds for b in profile.blocks[: end - 1])
+    forward += sum(b.forward_seconds for b in profile.blocks[end - 1 : front])
     forward += sum(profile.blocks[b - 1].exit_forward_seconds for b in exits) + profile.overhead_seconds
     backward = sum(profile.blocks[b - 1].exit_backward_seconds for b in exits)
     window = [t for t in profile.tensors if end <= t.block <= front]

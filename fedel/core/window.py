@@ -17,18 +17,25 @@ SLACK = 1e-6
 """Relative tolerance against rounding: on the fastest device the sum of all blocks *is* the budget."""
 
 
-def advance(front: int, block_seconds: Sequence[float], budget: float) -> int:
+def advance(front: int, block_seconds: Sequence[float], budget: float, within: bool = False) -> int:
     """The new front edge: the first block at which the blocks added after ``front`` fill the budget.
 
     >>> advance(4, [1, 1, 1, 1, 2, 2, 2, 2, 2], budget=8)
     8
     >>> advance(0, [1, 9, 1], budget=20)
     3
+
+    With ``within``, the last block that the budget still pays for, and at least one.
+
+    >>> advance(0, [2, 2, 2, 2], budget=5), advance(0, [2, 2, 2, 2], budget=5, within=True)
+    (3, 2)
     """
     spent = 0.0
     for block in range(front + 1, len(block_seconds) + 1):
         spent += block_seconds[block - 1]
-        if spent >= budget * (1 - SLACK):
+        if within and spent > budget * (1 + SLACK):
+            return max(front + 1, block - 1)
+        if not within and spent >= budget * (1 - SLACK):
             return block
     return len(block_seconds)
 
@@ -39,6 +46,7 @@ def slide(
     block_seconds: Sequence[float],
     budget: float,
     variant: str = "fedel",
+    within: bool = False,
 ) -> Window:
     """The window of a client's next round, from its last one and the blocks it trained there.
 
@@ -53,6 +61,8 @@ def slide(
     >>> slide(w, {7, 8, 9}, [1] * 9, budget=3)
     Window(end=1, front=3)
 
+    ``within`` keeps the new blocks inside the budget instead of just above it.
+
     Leading blocks without a selected tensor are left behind (figure 7c: blocks 2 and 3, so 4 comes next).
 
     >>> slide(Window(2, 5), {4, 5}, [1] * 9, budget=2)
@@ -64,6 +74,6 @@ def slide(
     if window is not None and window.front >= last and variant == "no-rollback":
         return window
     if window is None or window.front >= last:
-        return Window(1, advance(0, block_seconds, budget))
+        return Window(1, advance(0, block_seconds, budget, within))
     end = window.front + 1 if variant == "disjoint" or not selected_blocks else min(selected_blocks)
-    return Window(end, advance(window.front, block_seconds, budget))
+    return Window(end, advance(window.front, block_seconds, budget, within))

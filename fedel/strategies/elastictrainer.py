@@ -111,7 +111,9 @@ def choose(
     """The window's best tensors within the budget, and whether the step does fit it (A3, A21).
 
     Never empty-handed: if importance favours nothing, the cheapest tensor of the front block that fits is
-    trained; if nothing fits, only the front's exit is, and the step is over budget.
+    trained. If nothing fits, the step is over budget: where the forward pass alone fills it, the front block
+    is trained all the same, since that adds little to what is spent already and nothing else would come of
+    it; otherwise the front's exit alone.
     """
     times = [trainer.profile.by_name[t.name] for t in trainer.spec.weights_in(window.end, window.front)]
     fixed = window_cost(trainer, (), window).total(scope)
@@ -131,4 +133,5 @@ def choose(
         return {cheapest}, True
     # At the last block the classifier is the exit: there is no other head to train in its place.
     own_head = window.front == trainer.spec.num_blocks or trainer.spec.exit_each
-    return ({*at_front} if own_head else set()), False
+    forward_fills_it = scope == "train" and room <= 0
+    return ({*at_front} if own_head or forward_fills_it else set()), False

@@ -97,7 +97,12 @@ class FedEL:
         if self.variant == "no-rollback" and memory.window is not None and held < self.hold_rounds:
             return replace(memory, rounds_held=held)
         blocks = {trainer.spec.by_name[name].block for name in memory.selected}
-        window = slide(memory.window, blocks, block_seconds(trainer.profile), task.budget_seconds, self.variant)
+        # Tensors can be left out of the backward pass, blocks cannot be left out of the forward pass: where
+        # that counts, a window just above the budget would spend it all on the way in.
+        within = self.budget_scope == "train"
+        budget = task.budget_seconds - (trainer.profile.overhead_seconds if within else 0.0)
+        seconds = block_seconds(trainer.profile, self.budget_scope)
+        window = slide(memory.window, blocks, seconds, budget, self.variant, within)
         was_last = memory.window is not None and memory.window.front == trainer.spec.num_blocks
         reset = was_last and self.variant != "no-rollback"
         return replace(memory, window=window, resets=memory.resets + reset, rounds_held=0)

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -196,7 +197,7 @@ class Bench:
             for block in range(1, self.spec.num_blocks + 1):
                 h = self.model.run(h, block, block)
                 marks.append(stamp(self.device))
-        for block, (begin, end) in enumerate(zip(marks, marks[1:], strict=False), start=1):
+        for block, (begin, end) in enumerate(pairwise(marks), start=1):
             self.samples.add(("frozen forward", block), seconds_between(begin, end))
 
     def _loss_gradients(self, *logits: Tensor) -> list[Tensor]:

@@ -331,22 +331,26 @@ class BlockTime(_message.Message):
     FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
     EXIT_FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
     EXIT_BACKWARD_SECONDS_FIELD_NUMBER: _builtins.int
+    FROZEN_FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
     forward_seconds: _builtins.float
     """Forward pass of the block."""
     exit_forward_seconds: _builtins.float
     """Forward pass of the exit after it."""
     exit_backward_seconds: _builtins.float
     """Backward pass and update of the exit after it."""
+    frozen_forward_seconds: _builtins.float
+    """Forward pass where the block is frozen; 0 if it was not measured."""
     def __init__(
         self,
         *,
         forward_seconds: _builtins.float = ...,
         exit_forward_seconds: _builtins.float = ...,
         exit_backward_seconds: _builtins.float = ...,
+        frozen_forward_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_backward_seconds", b"exit_backward_seconds", "exit_forward_seconds", b"exit_forward_seconds", "forward_seconds", b"forward_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_backward_seconds", b"exit_backward_seconds", "exit_forward_seconds", b"exit_forward_seconds", "forward_seconds", b"forward_seconds", "frozen_forward_seconds", b"frozen_forward_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

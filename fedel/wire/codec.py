@@ -213,6 +213,7 @@ def profile_to_pb(profile: TimingProfile) -> task_pb2.TimingProfile:
                 forward_seconds=b.forward_seconds,
                 exit_forward_seconds=b.exit_forward_seconds,
                 exit_backward_seconds=b.exit_backward_seconds,
+                frozen_forward_seconds=b.frozen_forward_seconds,
             )
             for b in profile.blocks
         ],
@@ -235,7 +236,9 @@ def profile_from_pb(message: task_pb2.TimingProfile) -> TimingProfile:
         batch_size=message.batch_size,
         tensors=tuple(TensorTime(t.name, t.block, t.grad_seconds, t.update_seconds) for t in message.tensors),
         blocks=tuple(
-            BlockTime(b.forward_seconds, b.exit_forward_seconds, b.exit_backward_seconds)
+            BlockTime(
+                b.forward_seconds, b.exit_forward_seconds, b.exit_backward_seconds, b.frozen_forward_seconds
+            )
             for b in message.blocks
         ),
         widths=tuple(WidthTime(w.width, w.forward_seconds, w.backward_seconds) for w in message.widths),

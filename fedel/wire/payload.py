@@ -75,7 +75,7 @@ def pack(patches: Mapping[str, Patch]) -> Payload:
             model_pb2.TensorManifest(
                 name=name,
                 dtype=dtype_to_pb(str(values.dtype)),
-                shape=values.shape,
+                shape=np.shape(patch.values),
                 num_bytes=sum(len(piece) for piece in pieces),
                 crc32=crc,
                 where=where,

@@ -11,9 +11,10 @@ import asyncio
 import json
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import grpc
 import numpy as np
 from grpc import aio
 
@@ -72,6 +73,10 @@ async def fetch_model(
         incoming, tensors = _Incoming(call, run), {}
         for entry in first.content.tensors:
             tensors[entry.name] = await incoming.tensor(entry)
+        if await call.read() is not aio.EOF:
+            raise ServiceError(
+                f"run '{run}': the aggregator sent more than it announced; fetch the model again"
+            )
     finally:
         call.cancel()
     return Fetched(first.content.version, tensors, sum(entry.num_bytes for entry in first.content.tensors))
@@ -134,12 +139,15 @@ async def push_model(stub: AggregatorServiceAsyncStub, header: pb.ModelHeader, t
     del announced.tensors[:]
     announced.tensors.extend(payload.manifest)
 
-    async def requests() -> AsyncIterator[pb.CreateModelRequest]:
-        yield pb.CreateModelRequest(header=announced)
+    call = stub.CreateModel()
+    try:
+        await _write(call, pb.CreateModelRequest(header=announced))
         for chunk in payload.chunks():
-            yield pb.CreateModelRequest(chunk=chunk)
-
-    return (await stub.CreateModel(requests())).version
+            await _write(call, pb.CreateModelRequest(chunk=chunk))
+        await call.done_writing()
+        return (await call).version
+    finally:
+        call.cancel()
 
 
 async def push_update(
@@ -178,13 +186,30 @@ async def push_update(
     return Pushed(answer.receipt.duplicate, waited, sent)
 
 
-async def _write(call: _Upload, request: pb.PutUpdateRequest) -> None:
+async def _write(call: Any, request: Any) -> None:
     try:
         await call.write(request)
     except asyncio.InvalidStateError:
-        # The call ended before we were through; reading raises what it ended with.
-        await call.read()
-        raise
+        raise await _ended(call) from None
+    except aio.AioRpcError as error:
+        raise (_broken() if error.code() is grpc.StatusCode.INTERNAL else error) from None
+
+
+async def _ended(call: Any) -> aio.AioRpcError:
+    """What a call ended with that was over before we were through."""
+    code = await call.code()
+    if code in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL):
+        return _broken()
+    return aio.AioRpcError(
+        code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+    )
+
+
+def _broken() -> aio.AioRpcError:
+    # A connection that breaks under a write makes grpc.aio say INTERNAL, which nobody would try again.
+    return aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), "the connection broke while sending"
+    )
 
 
 async def _answer(call: _Upload, run: str) -> pb.PutUpdateResponse:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from fedel.errors import ServiceError
+from fedel.errors import ServiceError, UpdateRefused
 from fedel.types import ModelSpec, Update
 from fedel.v1.aggregator_pb2 import UpdateHeader
 from fedel.wire import payload
@@ -99,7 +99,10 @@ class Journal:
         path = self._path(client, "update")
         header, start = _open(path)
         with path.open("rb") as file:
-            return read_update(file.fileno(), header, start, spec)
+            try:
+                return read_update(file.fileno(), header, start, spec)
+            except UpdateRefused:
+                raise _damaged(path) from None
 
     def retire(self, successor: Journal | None) -> None:
         """Delete the round; updates still on their way in move on to ``successor``, if there is one."""
@@ -127,7 +130,11 @@ def _open(path: Path) -> tuple[UpdateHeader, int]:
     try:
         return UpdateHeader.FromString(message), _LENGTH_BYTES + len(message)
     except DecodeError:
-        raise ServiceError(f"{path}: the update is damaged; delete it to go on without this client") from None
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> ServiceError:
+    return ServiceError(f"{path}: the update is damaged; delete it to go on without this client")
 
 
 def _read_message(handle: int) -> bytes:

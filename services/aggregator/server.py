@@ -22,7 +22,7 @@ SERVICE = aggregator_pb2.DESCRIPTOR.services_by_name["AggregatorService"].full_n
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Two processes that write one journal would destroy it. The lock ends with its process, however that ends."""
+    """Two processes that write one journal would destroy it. The lock goes with its process in any case."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         try:
@@ -45,9 +45,9 @@ async def serving(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregat
             await in_thread(aggregator.load)
             await server.set_ready(True)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
-            log.info("aggregator listens on %s", address)
             if config.port_file is not None:
                 write_file(config.port_file, address.encode())
+            log.info("aggregator listens on %s", address)
             yield address, aggregator
         finally:
             await server.stop()

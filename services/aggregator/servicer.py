@@ -21,7 +21,7 @@ from services.aggregator.files import safe_name
 from services.aggregator.journal import Part
 from services.aggregator.rounds import HEADER_FILE, NewRun, Run
 from services.aggregator.store import TensorFile
-from services.aggregator.uploads import Stream, Uploads, in_thread, in_time, receive
+from services.aggregator.uploads import Stream, Uploads, drain, in_thread, in_time, receive
 from services.runtime import refuse
 
 log = logging.getLogger("fedel.aggregator")
@@ -118,23 +118,35 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         return pb.CreateModelResponse(version=0)
 
     async def _create(self, header: pb.ModelHeader, context: Any) -> None:
+        def read() -> Coroutine[Any, Any, Any]:
+            return in_time(context.read(), self._config.idle_seconds)
+
         self._check_loaded()
-        folder = self._folder / safe_name(header.run)
-        if header.run not in self._runs and (folder / HEADER_FILE).exists():
-            self._runs[header.run] = await in_thread(Run, folder)
-        if header.run in self._runs:
-            if self._runs[header.run].header != header:
-                raise UpdateRefused(
-                    "conflict", f"run '{header.run}' exists with another model: rename the new one"
-                )
-            return
-        new = await in_thread(NewRun, folder, header)
         try:
-            await receive(lambda: in_time(context.read(), self._config.idle_seconds), new)
+            new = await self._new_run(header)
+        except (UpdateRefused, ConfigError):
+            await drain(read)
+            raise
+        if new is None:
+            await drain(read)
+            return
+        try:
+            await receive(read, new)
             self._runs[header.run] = await in_thread(new.finish)
         finally:
             new.close()
         log.info("new run", extra={"run": header.run, "model_bytes": new.num_bytes})
+
+    async def _new_run(self, header: pb.ModelHeader) -> NewRun | None:
+        """A place for a first model; ``None`` if the run is here already."""
+        folder = self._folder / safe_name(header.run)
+        if header.run not in self._runs and (folder / HEADER_FILE).exists():
+            self._runs[header.run] = await in_thread(Run, folder)
+        if header.run not in self._runs:
+            return await in_thread(NewRun, folder, header)
+        if self._runs[header.run].header != header:
+            raise UpdateRefused("conflict", f"run '{header.run}' exists with another model: rename the new one")
+        return None
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> None:  # type: ignore[override]
         async with self._downloads:

@@ -119,13 +119,24 @@ async def receive(read: Callable[[], Awaitable[Any]], sink: Sink) -> None:
     """Take a payload to its last byte, in order and without gaps, until the caller says that it is through."""
     while (message := await read()) is not aio.EOF:
         chunk: Chunk = message.chunk
-        if chunk.offset != sink.received or not chunk.data:
-            raise UpdateRefused(
-                "size",
-                f"a piece of {len(chunk.data)} bytes at {chunk.offset} came where {sink.received} was next",
-            )
-        if sink.received + len(chunk.data) > sink.num_bytes:
-            raise UpdateRefused("size", f"more bytes came than the {sink.num_bytes} that were announced")
+        if problem := _problem(chunk, sink):
+            await drain(read)
+            raise UpdateRefused("size", problem)
         await in_thread(sink.append, chunk.data)
     if sink.received < sink.num_bytes:
         raise UpdateRefused("size", f"the payload ended after {sink.received} of {sink.num_bytes} bytes")
+
+
+def _problem(chunk: Chunk, sink: Sink) -> str:
+    if chunk.offset != sink.received or not chunk.data:
+        return f"a piece of {len(chunk.data)} bytes at {chunk.offset} came where byte {sink.received} was next"
+    if sink.received + len(chunk.data) > sink.num_bytes:
+        return f"more bytes came than the {sink.num_bytes} that were announced"
+    return ""
+
+
+async def drain(read: Callable[[], Awaitable[Any]]) -> None:
+    """Let a caller send to its end: one whose stream is cut under a write would not hear why."""
+    with suppress(UpdateRefused):
+        while await read() is not aio.EOF:
+            pass

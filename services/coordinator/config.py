@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 DATABASE_VARIABLE = "FEDEL_DATABASE_URL"
 """Environment variable that overrides ``database_url``, because that may hold a password."""
@@ -14,23 +15,24 @@ class CoordinatorConfig:
 
     listen: str = "127.0.0.1:7070"
     """Address and port of the gRPC service; port 0 takes a free one."""
-    port_file: str = ""
-    """Write the chosen address here once the service listens."""
+    port_file: Path | None = None
+    """Write the address listened on here, for scripts that asked for port 0."""
     aggregators: tuple[str, ...] = ("127.0.0.1:7071",)
     """Addresses of the aggregators; the order is the order of the shards."""
     public_aggregators: tuple[str, ...] = ()
     """Addresses under which agents reach them, in the same order, where they differ."""
     database_url: str = "sqlite:///coordinator.db"
     """SQLAlchemy URL: ``sqlite:///file`` or ``postgresql+psycopg://user:password@host/name``."""
-    runs_dir: str = ""
-    """Write ``config.toml``, ``rounds.jsonl`` and ``result.json`` of each run below here; empty: nowhere."""
+    runs_dir: Path | None = None
+    """Write ``config.toml``, ``rounds.jsonl`` and ``result.json`` of each run below here, if given."""
     heartbeat_seconds: float = 5.0
     """How often agents are asked to show that they are alive."""
     silent_heartbeats: float = 3.0
     """A client that missed so many heartbeats is planned for no more until it is heard again."""
     log_level: str = "INFO"
+    """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True
-    """Log lines as JSON objects, or as plain text."""
+    """Log lines as JSON; false writes plain text."""
 
     def __post_init__(self) -> None:
         if not self.aggregators:

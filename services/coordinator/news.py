@@ -22,14 +22,23 @@ class News:
 
     async def until(self, holds: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until the condition holds, at most so many seconds; whether it does."""
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        while True:
-            event = self.next()
-            if holds():
-                return True
-            left = None if deadline is None else deadline - loop.time()
-            try:
-                await asyncio.wait_for(event.wait(), left)
-            except asyncio.TimeoutError:
-                return holds()
+        late = False
+
+        def expire() -> None:
+            nonlocal late
+            late = True
+            self.notify()
+
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with news.
+        timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, expire)
+        try:
+            while True:
+                event = self.next()
+                if holds():
+                    return True
+                if late:
+                    return False
+                await event.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()

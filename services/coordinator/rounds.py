@@ -29,6 +29,7 @@ from services.coordinator.run import (
     OpenRound,
     Run,
 )
+from services.coordinator.rundir import RunDirectory
 from services.coordinator.saved import plan_from_text, plan_to_text, record_to_text, state_to_text
 from services.coordinator.shards import Interrupted, Trouble
 from services.coordinator.store import COMMITTED, OPEN, SEALED, RoundRow, StoreUnavailable
@@ -94,6 +95,8 @@ async def _open(run: Run) -> None:
     await asyncio.to_thread(run.tools.store.put_round, row)
     # As a restart would read it, so that a run goes on the same way with and without one.
     plan = plan_from_text(row.plan_json, run.state.global_importance)
+    for member in run.members:
+        member.phase = "idle"
     for client in run.begin(row, plan, set()).tasks:
         run.send_task(client)
     run.news.notify()
@@ -233,8 +236,7 @@ async def _finish(run: Run, now: OpenRound) -> None:
     await asyncio.to_thread(run.tools.store.close_round, run.name, now.round_num, text, run.tools.clock(), best)
     run.best_accuracy = best[1] if best else run.best_accuracy
     run.round, run.evaluation, run.last_record = None, None, record
-    if run.directory is not None:
-        await asyncio.to_thread(run.directory.append, text)
+    await asyncio.to_thread(run.write, lambda directory: directory.append(text))
     log.info("%s", _line(record), extra={"run": run.name, "round": now.round_num})
     run.news.notify()
 
@@ -271,16 +273,15 @@ async def _end(run: Run, phase: str, message: str = "") -> None:
     log.log(level, "run '%s' %s. %s", run.name, phase, message, extra=run.about)
     for member in run.members:
         run.tools.fleet.push(member.row.client, run.name, run.farewell())
-    if run.directory is not None:
-        await asyncio.to_thread(_write_result, run)
+    await asyncio.to_thread(run.write, lambda directory: write_result(run, directory))
     run.news.notify()
 
 
-def _write_result(run: Run) -> None:
+def write_result(run: Run, directory: RunDirectory) -> None:
     row = run.tools.store.run(run.name)
-    if row is not None and run.directory is not None:
+    if row is not None:
         records = [json.loads(text) for text in run.tools.store.records(run.name)]
-        run.directory.finish(run_result(row, run.director, records))
+        directory.finish(run_result(row, run.director, records))
 
 
 def _trouble(run: Run) -> Trouble:

@@ -26,7 +26,7 @@ from services.coordinator.news import News
 from services.coordinator.rundir import RunDirectory
 from services.coordinator.saved import plan_from_text, report_to_text, spec_from_text, state_from_text
 from services.coordinator.shards import Shards
-from services.coordinator.store import CLOSED, OPEN, ReportRow, RoundRow, RunRow, Store
+from services.coordinator.store import CLOSED, OPEN, SEALED, ReportRow, RoundRow, RunRow, Store
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Run:
         if last is not None:
             run.last_record = json.loads(last.record_json)
         if last is not None and last.status != CLOSED:
-            if last.status == OPEN and last.round_num > 0:
+            if last.status in (OPEN, SEALED):
                 before = await asyncio.to_thread(tools.store.round, row.name, last.round_num - 1)
                 run.last_record = json.loads(before.record_json) if before else {}
             plan = plan_from_text(last.plan_json, run.state.global_importance)
@@ -158,6 +158,14 @@ class Run:
             ended_at = self.tools.clock() if self.ended else None
             await asyncio.to_thread(self.tools.store.set_phase, self.name, self.phase, self.message, ended_at)
         self.news.notify()
+
+    def write(self, how: Callable[[RunDirectory], None]) -> None:
+        """To the run's directory, if it has one. Trouble there stops nothing: the store has it all."""
+        if self.directory is not None:
+            try:
+                how(self.directory)
+            except OSError as error:
+                log.error("cannot write to %s: %s", self.directory.path, error, extra=self.about)
 
     async def control(self, action: pb.RunAction.ValueType) -> None:
         """Pause, resume or stop; what is so already stays so."""

@@ -62,8 +62,12 @@ class SqlStore:
         self._insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
         # SQLite has one writer at a time, and its database in memory one connection.
         self._turn = threading.Lock() if self._engine.dialect.name == "sqlite" else None
-        with self._transaction() as connection:
-            migrate(connection)
+        try:
+            with self._transaction() as connection:
+                migrate(connection)
+        except ServiceError:
+            self._engine.dispose()
+            raise
 
     def create_run(self, row: RunRow) -> bool:
         with self._transaction() as connection:

@@ -6,7 +6,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from grpc import aio
 
+from agents.edge.session import worth_retrying
 from fedel.roles.coordinator import memory_of
 from fedel.roles.edge import KeptMemories, run_task
 from fedel.strategies import FedEL
@@ -16,7 +18,7 @@ from fedel.wire.codec import report_from_pb, task_from_pb
 from fedel.wire.payload import pack
 from tests.agents import trainers
 from tests.agents.stand_ins import RUN, SPEC, Aggregator, Federation, federation, run_table, running, task_of
-from tests.strategies.fakes import fleet, initial_model, same_bits
+from tests.strategies.fakes import fleet, initial_model
 
 CLIENT = fleet()["client-0"]
 """What the agent's own trainer is."""
@@ -163,12 +165,13 @@ def test_a_lost_round_is_done_again_from_the_same_memory(tmp_path: Path) -> None
             await fed.joined()
             windows = []
             for round_num, accepted in enumerate((-1, 0, 0, 0, 0, 4)):
-                fed.order(round_num, accepted_round=accepted)
+                fed.order(round_num, accepted_round=accepted, budget_seconds=0.07)
                 windows.append(report_from_pb((await fed.done(round_num)).report).window)
         first, second, *repeated, after = windows
         assert [second] * 3 == repeated
         assert first != second
         assert after not in (first, second)
+        assert 1 == len(fed.aggregator.requests), "the model was on disk"
 
     run(tmp_path, scenario)
 
@@ -408,6 +411,22 @@ def test_a_draining_agent_does_not_wait_for_training(tmp_path: Path) -> None:
         trainers.release.set()
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "expected"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "gone", True),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", True),
+        (grpc.StatusCode.INTERNAL, "a bug of the server", False),
+        (grpc.StatusCode.FAILED_PRECONDITION, "late", False),
+    ],
+)
+def test_broken_links_are_tried_again_and_refusals_are_not(
+    code: grpc.StatusCode, details: str, expected: bool
+) -> None:
+    error = aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details)
+    assert expected == worth_retrying(error)
 
 
 def run(folder, scenario, **options):  # type: ignore[no-untyped-def]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from fedel.core import timing
@@ -32,6 +34,13 @@ def test_block_seconds_are_backward_only_unless_the_whole_step_counts():
 def test_a_window_costs_its_forward_its_exit_and_its_own_backward():
     cost = timing.step_cost(profile(overhead_seconds=0.25), {"2.kernel"}, exits=(2,), end=2)
     assert StepCost(1 + 2 + 0.1 + 0.25, 0.2 + 8.0 + 0.0) == cost
+
+
+def test_frozen_blocks_cost_their_own_price_where_it_is_known():
+    cheap = BlockTime(1.0, 0.1, 0.2, frozen_forward_seconds=0.4)
+    known = replace(profile(), blocks=(cheap, *profile().blocks[1:]))
+    assert 0.4 + 2 + 0.1 == pytest.approx(timing.step_cost(known, (), exits=(2,), end=2).forward_seconds)
+    assert 1.0 + 2 + 0.1 == pytest.approx(timing.step_cost(known, (), exits=(2,), end=1).forward_seconds)
 
 
 def test_blocks_beyond_the_front_cost_nothing():

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedel.core.timing import full_step
+from fedel.core.timing import block_seconds, full_step
 from fedel.strategies import ElasticTrainer, FedAvg, FedEL
 from fedel.strategies.base import order
 from fedel.strategies.elastictrainer import choose, window_cost
@@ -172,6 +172,24 @@ def test_a_budget_too_small_for_anything_trains_the_exit_and_says_so():
     assert Window(1, 1) == memory.window
     further, _ = FedEL().fit(task, fakes.initial_model(), memory, client)
     assert 2 == further.report.window.front
+
+
+def test_where_the_forward_pass_alone_fills_the_budget_the_front_block_is_trained_all_the_same():
+    client = fleet()["client-3"]
+    task = task_for(client, budget_seconds=1e-6)
+    update, _ = FedEL(budget_scope="train").fit(task, fakes.initial_model(), Memory(), client)
+    assert update.report.over_budget
+    assert ("blocks.stem.conv.weight", "blocks.stem.conv.bias") == update.report.selected
+
+
+def test_where_the_forward_pass_counts_a_window_stays_within_the_budget():
+    client = fleet()["client-0"]
+    both = [f + b for f, b in zip((2e-3, 4e-3, 6e-3), block_seconds(client.profile), strict=False)]
+    task = task_for(client, budget_seconds=sum(both) + client.profile.overhead_seconds - 1e-6)
+    just_above, _ = FedEL().fit(task, fakes.initial_model(), Memory(), client)
+    within, _ = FedEL(budget_scope="train").fit(task, fakes.initial_model(), Memory(), client)
+    assert Window(1, 2) == within.report.window
+    assert just_above.report.window.front >= 3
 
 
 def test_where_importance_favours_nothing_the_cheapest_tensor_at_the_front_is_trained():

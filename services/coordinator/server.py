@@ -1,0 +1,54 @@
+"""A coordinator that listens: its runs taken up, its health told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fedel.v1 import coordinator_pb2
+from fedel.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.coordinator import Coordinator
+from services.coordinator.servicer import CoordinatorServicer
+from services.coordinator.shards import Shards
+from services.coordinator.sql import SqlStore
+from services.coordinator.store import Store
+from services.runtime import Server
+
+log = logging.getLogger(__name__)
+SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+
+
+@asynccontextmanager
+async def serving(
+    config: CoordinatorConfig, store: Store | None = None, shards: Shards | None = None
+) -> AsyncIterator[tuple[str, Coordinator]]:
+    """A server that is ready, with its address; on leaving it stops, and its runs go on at the next start."""
+    kept: Store = store or await asyncio.to_thread(SqlStore, config.database_url)
+    shards = shards or Shards(config.aggregators)
+    coordinator, server = Coordinator(config, kept, shards), Server([SERVICE])
+    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
+    try:
+        await coordinator.start()
+        port = await server.start(config.listen)
+        await server.set_ready(True)
+        address = f"{config.listen.rpartition(':')[0]}:{port}"
+        log.info("coordinator listens on %s", address)
+        if config.port_file is not None:
+            await asyncio.to_thread(_write, config.port_file, address)
+        yield address, coordinator
+    finally:
+        await coordinator.stop()
+        await server.stop()
+        await shards.close()
+        await asyncio.to_thread(kept.close)
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

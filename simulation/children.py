@@ -1,0 +1,98 @@
+"""Processes forked off this one: what they need they inherit, so that nothing large is ever sent to them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from fedel.errors import ConfigError, FedelError, ServiceError, UpdateRefused
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error on its way to the process that started the worker."""
+
+    kind: type[FedelError] | None
+    text: str
+
+    @staticmethod
+    def of(error: Exception) -> Failure:
+        if isinstance(error, FedelError) and not isinstance(error, UpdateRefused):
+            return Failure(type(error), str(error))
+        return Failure(None, "".join(traceback.format_exception(error)))
+
+    def error(self) -> FedelError:
+        if self.kind is not None:
+            return self.kind(self.text)
+        return ServiceError(
+            f"a worker failed:\n{self.text.rstrip()}\nThis is a defect, or one of your own code"
+        )
+
+
+class Child:
+    """A process forked off this one, which answers what it is asked; all it needs it has inherited."""
+
+    def __init__(self, answer: Callable[[Any], Any], inherited: Iterable[Connection] = ()) -> None:
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise ConfigError("this system cannot fork processes; use --executor serial, or ray")
+        context = multiprocessing.get_context("fork")
+        self.connection, theirs = context.Pipe()
+        # A child that kept its parent's ends of the pipes would never see that the parent is gone.
+        unwanted = (*inherited, self.connection)
+        self._process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, answer, unwanted), daemon=True, name="fedel-worker"
+        )
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking beside threads: none of ours holds a lock here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    def ask(self, question: Any) -> None:
+        self.connection.send(question)
+
+    def answer(self) -> Any:
+        try:
+            answer = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            raise ServiceError(
+                f"a worker process ended by itself (exit code {self._process.exitcode}); with code -9 the "
+                "machine was out of memory: use fewer --workers"
+            ) from None
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.join()
+        self.connection.close()
+
+
+def _serve(connection: Connection, answer: Callable[[Any], Any], unwanted: Iterable[Connection]) -> None:
+    # Ctrl-C reaches the whole group of processes; the parent ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in unwanted:
+        other.close()
+    while True:
+        try:
+            question = connection.recv()
+        except EOFError:
+            return
+        try:
+            reply = answer(question)
+        except Exception as error:
+            reply = Failure.of(error)
+        try:
+            connection.send(reply)
+        except BrokenPipeError:
+            return

@@ -1,0 +1,94 @@
+"""What a worker does: one client's task, or one part of a test. Any worker gives the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedel.roles.edge import KeptMemories, run_task
+from fedel.types import Memory, ModelSpec, Strategy, Task, Tensors, Trainer, Update
+
+
+@dataclass(frozen=True)
+class Order:
+    """A task, and where its client stands: the last round that counted and what it remembers of it."""
+
+    task: Task
+    accepted_round: int
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Outcome:
+    update: Update
+    memory: Memory
+    """What the client remembers if the update counts."""
+
+
+@dataclass(frozen=True)
+class Exam:
+    """One of ``num_parts`` parts of the test set: the parts, not the workers, decide how sums are rounded."""
+
+    part: int
+    num_parts: int
+    limit: int
+    """Samples of the whole test; 0 takes all."""
+    mode: str
+    """``final``, ``ensemble``, or ``exits`` for each of them by itself."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a part of a test came to."""
+
+    num_correct: int
+    loss_sum: float
+    num_targets: int
+
+
+class Workload(Protocol):
+    """A model and its clients, as a worker holds them: once, whatever the number of clients."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def num_test_samples(self) -> int:
+        """0 where there is nothing to test on."""
+        ...
+
+    def prepare(self) -> None:
+        """Called once in each worker, before anything else."""
+        ...
+
+    def trainer(self, client: str) -> Trainer: ...
+
+    def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
+        """One entry, or one for each exit in mode ``exits``."""
+        ...
+
+
+class Worker:
+    def __init__(self, strategy: Strategy, workload: Workload) -> None:
+        self._strategy = strategy
+        self.workload = workload
+
+    def perform(self, item: Order | Exam, model: Tensors) -> Outcome | Sequence[Marks]:
+        return self._fit(item, model) if isinstance(item, Order) else self.workload.test(model, item)
+
+    def _fit(self, order: Order, model: Tensors) -> Outcome:
+        memories = KeptMemories()
+        memories.stage(order.accepted_round, order.memory)
+        update = run_task(
+            self._strategy,
+            order.task,
+            order.accepted_round,
+            Memory(),
+            model,
+            self.workload.trainer(order.task.client),
+            memories,
+        )
+        after = memories.load(order.task.round_num)
+        assert after is not None
+        return Outcome(update, after)

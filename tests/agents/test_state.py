@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.edge.memory import DiskMemories
+from agents.edge.state import ModelCopy, Outbox, RunFolder
+from fedel.types import Memory, Patch, Window
+from fedel.v1 import aggregator_pb2
+from fedel.wire.payload import pack, unpack
+from tests.strategies.fakes import initial_model, same_bits, spec
+
+SPEC = spec()
+MEMORY = Memory(Window(2, 4), ("a", "b"), resets=3, rounds_held=1)
+
+
+def test_a_memory_comes_back_as_it_was_with_its_tensors(tmp_path: Path) -> None:
+    tensors = {"h": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    DiskMemories(tmp_path).stage(7, Memory(None, ("a",), tensors=tensors))
+    DiskMemories(tmp_path).stage(8, MEMORY)
+    seven = DiskMemories(tmp_path).load(7)
+    assert seven is not None
+    assert same_bits(tensors, seven.tensors)
+    assert (None, ("a",)) == (seven.window, seven.selected)
+    assert MEMORY == DiskMemories(tmp_path).load(8)
+    assert DiskMemories(tmp_path).load(6) is None
+
+
+def test_three_memories_are_kept_and_the_accepted_one_is_among_them(tmp_path: Path) -> None:
+    memories = DiskMemories(tmp_path)
+    for round_num in range(4):
+        memories.stage(round_num, MEMORY)
+    assert memories.load(1) == MEMORY
+    for round_num in range(4, 9):
+        memories.stage(round_num, MEMORY)
+    assert {1, 7, 8} == {n for n in range(9) if (tmp_path / f"memory-{n}.json").exists()}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"window": [1]}', "null"])
+def test_a_damaged_memory_is_as_good_as_none(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "memory-2.json").write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert DiskMemories(tmp_path).load(2) is None
+    assert "memory-2.json is damaged" in caplog.text
+
+
+def test_a_memory_whose_tensors_are_lost_is_as_good_as_none(tmp_path: Path) -> None:
+    DiskMemories(tmp_path).stage(0, Memory(tensors={"h": np.zeros(2, np.float32)}))
+    (tmp_path / "memory-0.safetensors").unlink()
+    assert DiskMemories(tmp_path).load(0) is None
+
+
+def test_the_model_comes_back_with_its_version(tmp_path: Path) -> None:
+    copy = ModelCopy(tmp_path / "model.safetensors")
+    assert (-1, {}) == copy.load(SPEC)
+    copy.save(12, initial_model())
+    version, tensors = copy.load(SPEC)
+    assert 12 == version
+    assert same_bits(initial_model(), tensors)
+
+
+def test_a_damaged_model_is_fetched_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "model.safetensors"
+    ModelCopy(path).save(12, initial_model())
+    path.write_bytes(path.read_bytes()[:-5])
+    assert (-1, {}) == ModelCopy(path).load(SPEC)
+    assert "is damaged" in caplog.text
+
+
+def test_an_update_comes_back_to_the_bit_whatever_part_of_tensors_it_covers(tmp_path: Path) -> None:
+    mask = np.zeros((3, 5), bool)
+    mask[1, 2:] = True
+    patches = {
+        "whole": Patch(np.arange(4, dtype=np.float32)),
+        "slices": Patch(np.ones((2, 2), np.float32), (slice(0, 2), slice(0, 2))),
+        "bits": Patch(np.arange(3, dtype=np.float32), mask),
+    }
+    shapes = {"whole": (4,), "slices": (3, 3), "bits": (3, 5)}
+    payload = pack(patches)
+    header = aggregator_pb2.UpdateHeader(run="r", tensors=payload.manifest, digest=payload.digest)
+    Outbox(tmp_path).put(5, header, payload)
+    parcel = Outbox(tmp_path).get(5)
+    assert parcel is not None
+    assert header == parcel.header
+    part = parcel.part({"bits", "whole"})
+    assert ["whole", "bits"] == [entry.name for entry in part.manifest]
+    back = [unpack(e, b, shapes[e.name]) for e, b in zip(part.manifest, part.buffers, strict=True)]
+    assert [patches[e.name].values.tolist() for e in part.manifest] == [p.values.tolist() for p in back]
+    assert pack(patches).digest == parcel.payload.digest
+
+
+def test_updates_of_closed_rounds_are_let_go(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    for round_num in (3, 4):
+        outbox.put(round_num, aggregator_pb2.UpdateHeader(run="r"), pack({}))
+    outbox.drop(up_to=3)
+    assert outbox.get(3) is None
+    assert outbox.get(4) is not None
+
+
+def test_a_damaged_update_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "update-3").write_bytes(b"\x07")
+    assert Outbox(tmp_path).get(3) is None
+    assert "is damaged" in caplog.text
+
+
+def test_another_run_of_the_same_name_finds_nothing(tmp_path: Path) -> None:
+    RunFolder(tmp_path, "../r", "first").memories.stage(0, MEMORY)
+    assert MEMORY == RunFolder(tmp_path, "../r", "first").memories.load(0)
+    assert RunFolder(tmp_path, "../r", "second").memories.load(0) is None
+    assert ["%2E%2E%2Fr"] == [p.name for p in tmp_path.iterdir()]

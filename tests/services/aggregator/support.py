@@ -1,0 +1,111 @@
+"""A small uneven model, updates of it, and a real aggregator on a free port."""
+
+import asyncio
+import functools
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from grpc import aio
+
+from fedel.roles.aggregator import RoundFold
+from fedel.strategies import build
+from fedel.types import ModelSpec, Patch, Report, Role, TensorSpec, Update, Window
+from fedel.v1 import aggregator_pb2 as pb
+from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
+from fedel.wire.channel import connect
+from fedel.wire.payload import pack
+from fedel.wire.streams import model_header, push_model, push_update, reason_of
+from services.aggregator.config import AggregatorConfig
+from services.aggregator.server import serving
+
+SPEC = ModelSpec(
+    "toy",
+    ("one", "two", "three"),
+    (
+        TensorSpec("one.weight", 1, (4, 3)),
+        TensorSpec("one.mean", 1, (4,), Role.BUFFER),
+        TensorSpec("two.weight", 2, (700, 500)),
+        TensorSpec("two.exit", 2, (5, 7), Role.EXIT),
+        TensorSpec("three.weight", 3, (11,)),
+    ),
+)
+FEDAVG = {"name": "fedavg", "weighting": "samples"}
+
+
+def asynchronous(test):
+    """Let pytest run a coroutine."""
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
+
+    return run
+
+
+def first_model(seed=0):
+    rng = np.random.default_rng(seed)
+    return {t.name: rng.normal(0, 0.1, t.shape).astype(np.float32) for t in SPEC.tensors}
+
+
+def make_update(client, round_num=0, names=None, seed=0, num_samples=None):
+    """Values, samples and steps differ from client to client."""
+    rng = np.random.default_rng([seed, round_num, *client.encode()])
+    patches = {
+        t.name: Patch(rng.normal(0, 0.1, t.shape).astype(np.float32))
+        for t in SPEC.tensors
+        if names is None or t.name in names
+    }
+    samples = int(rng.integers(1, 500)) if num_samples is None else num_samples
+    report = Report(
+        client,
+        round_num,
+        samples,
+        7,
+        float(rng.integers(1, 50)),
+        loss=0.5,
+        window=Window(1, 2),
+        selected=("a",),
+    )
+    return Update(patches, report)
+
+
+def fold_directly(updates, model, strategy=FEDAVG, state=None, spec=SPEC):
+    fold = RoundFold(build(strategy), spec)
+    for update in updates:
+        fold.add(update)
+    return fold.finish(model, state or {})
+
+
+def bits(tensors):
+    return {name: values.tobytes() for name, values in tensors.items()}
+
+
+@asynccontextmanager
+async def aggregator(folder, **settings):
+    """Stub and servicer of an aggregator over this folder."""
+    config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder, **settings)
+    async with serving(config) as (address, servicer), connect(address) as channel:
+        yield AggregatorServiceStub(channel), servicer
+
+
+async def create(stub, model=None, strategy=FEDAVG, run="run", **options):
+    return await push_model(stub, model_header(run, strategy, SPEC, **options), model or first_model())
+
+
+async def send(stub, update, run="run"):
+    return await push_update(stub, run, update.report, pack(update.patches))
+
+
+async def close(stub, round_num, clients=None, run="run"):
+    """Seal and commit, with all that are in unless told otherwise."""
+    sealed = await stub.SealRound(pb.SealRoundRequest(run=run, round_num=round_num))
+    names = [r.client for r in sealed.reports] if clients is None else clients
+    return await stub.CommitRound(pb.CommitRoundRequest(run=run, round_num=round_num, clients=names))
+
+
+async def refusal(awaitable):
+    """Status and reason of a call that must fail."""
+    with pytest.raises(aio.AioRpcError) as caught:
+        await awaitable
+    return caught.value.code().name, reason_of(caught.value)

@@ -1,0 +1,203 @@
+"""Who may join, who counts as present, and what a session is told when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from fedel.types import TimingProfile
+from fedel.v1 import coordinator_pb2 as pb
+from services.coordinator.fleet import Device, Fleet
+from tests.services.coordinator.support import (
+    RUN,
+    SPEC,
+    STEP_SECONDS,
+    Federation,
+    asynchronous,
+    run_config,
+    trainers,
+)
+
+
+@asynchronous
+async def test_another_model_is_refused_naming_both_digests(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(min_clients=1))
+        agent = federation.agent("client-0")
+        agent.digest = "0123456789abcdef"
+        refused = await agent.until("refused")
+        assert RUN == refused.run
+        assert "0123456789abcdef" in refused.reason
+        assert SPEC.digest in refused.reason
+        assert [] == agent.kinds("task")
+        assert 1 == federation.coordinator.runs[RUN].counts["refused:join"]
+
+
+def _without_a_tensor(profile: TimingProfile) -> TimingProfile:
+    return replace(profile, tensors=profile.tensors[1:])
+
+
+def _with_a_negative_time(profile: TimingProfile) -> TimingProfile:
+    first = replace(profile.tensors[0], grad_seconds=-1.0)
+    return replace(profile, tensors=(first, *profile.tensors[1:]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [(_without_a_tensor, "is not of model 'fake'"), (_with_a_negative_time, "no positive numbers")],
+)
+@asynchronous
+async def test_a_profile_that_would_stop_every_plan_is_refused(tmp_path: Path, spoil, complaint: str) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(min_clients=1))
+        trainer = trainers()["client-0"]
+        agent = federation.agent("client-0", replace(trainer, profile=spoil(trainer.profile)))
+        assert complaint in (await agent.until("refused")).reason
+
+
+@asynchronous
+async def test_a_client_without_samples_is_refused(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(min_clients=1))
+        agent = federation.agent("client-0", replace(trainers()["client-0"], num_samples=0))
+        assert "0 training samples" in (await agent.until("refused")).reason
+
+
+@asynchronous
+async def test_joining_an_unknown_run_is_refused_and_the_session_goes_on(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        agent = federation.agent("client-0")
+        assert 1.0 == (await agent.until("welcome")).heartbeat_seconds
+        await agent.send(join=pb.Join(run="nothing"))
+        assert "no live run 'nothing'" in (await agent.until("refused")).reason
+        await federation.create(run_config())
+        assert RUN == (await agent.until("run")).run
+
+
+@asynchronous
+async def test_a_run_is_offered_to_agents_that_come_later(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config())
+        offer = await federation.agent("client-0").until("run")
+        assert SPEC.digest == offer.model_digest
+        assert [(federation.aggregators[0], [])] == [(s.address, list(s.tensors)) for s in offer.shards]
+        assert offer.instance
+
+
+@asynchronous
+async def test_the_newer_of_two_sessions_of_one_name_wins_and_the_older_is_told(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=1, min_clients=2, evaluate_every=0))
+        older = federation.agent("client-0")
+        await older.until("run")
+        newer = federation.agent("client-0")
+        await newer.until("run")
+        await asyncio.wait_for(older._task, STEP_SECONDS)
+        assert grpc.StatusCode.ALREADY_EXISTS == older.error
+        assert "another agent opened a session as client 'client-0'" in older.why
+        federation.agent("client-1")
+        assert 2 == (await federation.finished())[0]["num_updates"]
+        assert [] == older.kinds("task")
+
+
+@asynchronous
+async def test_a_session_begins_with_hello(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        call = federation.stub.Session(iter([pb.SessionRequest(heartbeat=pb.Heartbeat())]))
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call.read()
+        assert grpc.StatusCode.INVALID_ARGUMENT == caught.value.code()
+
+
+@asynchronous
+async def test_a_graceful_leave_counts_at_once(tmp_path: Path) -> None:
+    async with Federation(tmp_path, heartbeat_seconds=100.0) as federation:
+        await federation.create(run_config(num_rounds=2, evaluate_every=0))
+        agents = federation.start_agents(2)
+        leaver = federation.agent("client-2", script={0: "silent"})
+        await leaver.until("task", round_num=0)
+        await leaver.leave()
+        records = await federation.finished()
+        assert [(3, 2), (2, 2)] == [(record["num_tasks"], record["num_updates"]) for record in records]
+        assert leaver.error is None
+        assert 2 == len(agents[0].kinds("task"))
+
+
+@asynchronous
+async def test_a_broken_stream_is_no_goodbye(tmp_path: Path) -> None:
+    async with Federation(tmp_path, heartbeat_seconds=100.0) as federation:
+        await federation.create(run_config(num_rounds=2, evaluate_every=0))
+        federation.start_agents(2)
+        breaker = federation.agent("client-2", script={0: "silent"})
+        await breaker.until("task", round_num=0)
+        await breaker.drop()
+        await federation.status(lambda s: [c.connected for c in s.clients] == [True, True, False])
+        breaker.script.clear()
+        breaker.start()
+        records = await federation.finished()
+        assert [(3, 3), (3, 3)] == [(record["num_tasks"], record["num_updates"]) for record in records]
+
+
+@asynchronous
+async def test_who_left_may_come_back(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=1, min_clients=2, evaluate_every=0))
+        agent = federation.agent("client-0")
+        await federation.status(lambda s: len(s.clients) == 1)
+        await agent.leave()
+        federation.agent("client-1")
+        await federation.status(lambda s: s.message == "waits for 1 more client" and len(s.clients) == 2)
+        agent.start()
+        assert 2 == (await federation.finished())[0]["num_updates"]
+
+
+@asynchronous
+async def test_a_silent_client_is_planned_for_no_more(tmp_path: Path) -> None:
+    async with Federation(tmp_path, heartbeat_seconds=0.05) as federation:
+        rounds = {"deadline_floor_seconds": 0.2, "deadline_factor": 1e-6, "evaluate_every": 0}
+        await federation.create(run_config(num_rounds=3, min_reports=2, **rounds))
+        agents = federation.start_agents(2)
+        beats = [asyncio.create_task(_beat(agent)) for agent in agents]
+        gone = federation.agent("client-2", script={0: "silent"})
+        await gone.until("task", round_num=0)
+        await gone.drop()
+        records = await federation.finished()
+        for beat in beats:
+            beat.cancel()
+        assert [3, 2, 2] == [record["num_tasks"] for record in records]
+
+
+async def _beat(agent) -> None:
+    await agent.until("welcome")
+    while True:
+        await agent.send(heartbeat=pb.Heartbeat())
+        await asyncio.sleep(0.02)
+
+
+def test_presence_ends_with_silence_and_starts_with_the_process() -> None:
+    now = [100.0]
+    fleet = Fleet(15.0, lambda: now[0])
+    assert fleet.present("known-from-the-store")
+    now[0] += 10
+    fleet.heard("beating")
+    now[0] += 6
+    assert not fleet.present("known-from-the-store")
+    assert fleet.present("beating")
+    assert 6.0 == fleet.silent_for("beating")
+
+
+@asynchronous
+async def test_closing_an_older_session_leaves_the_newer_one_alone() -> None:
+    fleet = Fleet(15.0)
+    older = fleet.open("one", Device())
+    newer = fleet.open("one", Device())
+    newer.joined.add(RUN)
+    fleet.close(older)
+    assert older.superseded
+    assert fleet.ready("one", RUN)
+    assert 1 == fleet.num_sessions

@@ -1,0 +1,135 @@
+"""Simulations without torch: the uneven fleet of the strategies' tests behind the simulation's ports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedel.errors import DataError
+from fedel.roles.coordinator import Director
+from fedel.run import RunConfig
+from fedel.types import ModelSpec, Tensors, Trainer
+from simulation.conditions import Faults, Link
+from simulation.devices import Client
+from simulation.executors import Executor, Serial
+from simulation.job import Evaluation
+from simulation.run import Simulation
+from simulation.start import driving_scope
+from simulation.store import RunFolder, Standing
+from simulation.workers import Exam, Marks, Worker
+from tests.strategies import fakes
+
+WORK = {"num_steps": 4, "batch_size": 8, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3}
+
+
+@dataclass
+class FakeWorkload:
+    """Trainers in numpy; a "test" counts on the model's values alone."""
+
+    trainers: Mapping[str, Trainer]
+    num_test_samples: int = 40
+    fails: Mapping[str, str] = field(default_factory=dict)
+    """Client -> ``error``, ``user error`` or ``dies``."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return next(iter(self.trainers.values())).spec
+
+    def prepare(self) -> None:
+        pass
+
+    def trainer(self, client: str) -> Trainer:
+        match self.fails.get(client):
+            case "error":
+                raise ZeroDivisionError("planted")
+            case "user error":
+                raise DataError("planted: no samples")
+            case "dies":
+                os._exit(3)
+        return self.trainers[client]
+
+    def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
+        size = (exam.limit or self.num_test_samples) / exam.num_parts
+        loss = float(sum(abs(values).sum() for values in model.values())) * (exam.part + 1) / 7
+        one = Marks(int(loss) % (int(size) + 1), loss, int(size))
+        return [one] * (self.spec.num_blocks if exam.mode == "exits" else 1)
+
+
+def run_config(strategy: str | Mapping[str, Any] = "fedel", seed: int = 1, **rounds: Any) -> RunConfig:
+    table = {"name": strategy} if isinstance(strategy, str) else strategy
+    rounds = {"num_rounds": 5, "deadline_floor_seconds": 0.0, **rounds}
+    return RunConfig.parse({"seed": seed, "strategy": table, "work": WORK, "rounds": rounds})
+
+
+@dataclass
+class Played:
+    records: list[dict[str, Any]]
+    standing: Standing
+
+    @property
+    def model(self) -> Tensors:
+        return self.standing.model
+
+    def comparable(self) -> list[dict[str, Any]]:
+        """The records without what the wall clock says."""
+        return [{k: v for k, v in record.items() if k != "wall_seconds"} for record in self.records]
+
+
+def clients_of(trainers: Mapping[str, Any], link: Link | None = None) -> list[Client]:
+    return [
+        Client(name, t.num_samples, t.profile, t.profile.device, link or Link()) for name, t in trainers.items()
+    ]
+
+
+def play(
+    run: RunConfig,
+    trainers: Mapping[str, Any] | None = None,
+    make: Callable[[Worker], Executor] = Serial,
+    *,
+    scope: str = "",
+    link: Link | None = None,
+    faults: Faults | None = None,
+    evaluation: Evaluation | None = None,
+    folder: Path | None = None,
+    stop_after: int | None = None,
+    fails: Mapping[str, str] | None = None,
+) -> Played:
+    """A run on the fake fleet; with ``folder`` it is kept there, and gone on with if it is there already."""
+    trainers = trainers or fakes.fleet(4)
+    workload = FakeWorkload(trainers, fails=fails or {})
+    director = Director(run, workload.spec)
+    director.scope = driving_scope(director.strategy, scope)
+    store = RunFolder(folder) if folder else None
+    kept = store.open(run.table()) if store else None
+    executor = make(Worker(director.strategy, workload))
+    simulation = Simulation(
+        director,
+        clients_of(trainers, link),
+        executor,
+        kept or Standing(fakes.initial_model(workload.spec)),
+        faults=faults,
+        evaluation=evaluation,
+        num_test_samples=workload.num_test_samples,
+    )
+    records = []
+    try:
+        while not simulation.is_over and simulation.standing.state.round_num != stop_after:
+            records.append(simulation.play())
+            if store:
+                store.commit(simulation.standing, records[-1])
+    finally:
+        executor.close()
+    return Played(store.records() if store else records, simulation.standing)
+
+
+def slowed(slownesses: Sequence[float], num_samples: int = 40, of: ModelSpec | None = None) -> dict[str, Any]:
+    """Clients that differ in nothing but speed and data."""
+    return {
+        f"client-{i}": replace(trainer, num_samples=num_samples, profile=fakes.profile(slowness, of))
+        for (i, slowness), trainer in zip(
+            enumerate(slownesses), fakes.fleet(len(slownesses), of).values(), strict=True
+        )
+    }

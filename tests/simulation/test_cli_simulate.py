@@ -1,0 +1,87 @@
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cli import simulate
+from fedel import config
+from fedel.errors import ConfigError
+from fedel.training.factory import initial_model
+from fedel.training.profile_io import save_profile
+from simulation.job import Job
+from tests.simulation import tiny
+
+TABLE = {
+    "workload": {"model": "tests.simulation.tiny:model", "data": "tests.simulation.tiny:data"},
+    "rounds": {"num_rounds": 2, "num_participants": 3},
+    "work": {"num_steps": 3, "batch_size": 8},
+    "partition": {"num_clients": 4, "method": "iid"},
+}
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    table = {**TABLE, "fleet": {"base": str(tmp_path / "base.json")}}
+    save_profile(tiny.profile(initial_model(Job.parse(table).run)[0]), tmp_path / "base.json")
+    (tmp_path / "small.toml").write_text(config.write(table))
+    return tmp_path / "small.toml"
+
+
+def fedel_simulate(*words):
+    parser = argparse.ArgumentParser()
+    simulate.add_parser(parser.add_subparsers(dest="verb"))
+    arguments = parser.parse_args(["simulate", *map(str, words)])
+    return arguments.run(arguments)
+
+
+def test_a_job_becomes_a_directory_with_a_report(job_file, tmp_path, capfd):
+    assert 0 == fedel_simulate(job_file, "--out", tmp_path / "runs", "--executor", "serial")
+    place = tmp_path / "runs" / "small-fedel-0"
+    said = capfd.readouterr()
+    assert f"report: {place / 'report.html'}" in said.out
+    assert "round   2/2" in said.err
+    assert "left" in said.err
+    assert "<svg" in (place / "report.html").read_text()
+    result = json.loads((place / "result.json").read_text())
+    assert (2, "fedel") == (result["rounds"], result["strategy"])
+
+
+def test_the_result_is_printed_for_scripts_and_settings_are_overridden(job_file, tmp_path, capfd):
+    words = ("--set", "strategy.name=fedavg", "--set", "seed=5", "--json", "--executor", "serial")
+    assert 0 == fedel_simulate(job_file, "--out", tmp_path, *words)
+    result = json.loads(capfd.readouterr().out)
+    assert ("small-fedavg-5", 5) == (result["run"], result["seed"])
+
+
+def test_a_second_run_of_the_same_name_is_refused(job_file, tmp_path):
+    fedel_simulate(job_file, "--out", tmp_path, "--executor", "serial", "--json")
+    with pytest.raises(ConfigError, match="--resume"):
+        fedel_simulate(job_file, "--out", tmp_path, "--executor", "serial", "--json")
+
+
+def test_ctrl_c_stops_the_workers_and_the_run_goes_on_later(job_file, tmp_path, request):
+    command = [sys.executable, "-m", "tests.simulation.test_cli_simulate", str(job_file), "--out", str(tmp_path)]
+    command += ["--workers", "2", "--set", "rounds.num_rounds=100000"]
+    environment = {**os.environ, "PYTHONPATH": str(request.config.rootpath)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "round   3/" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+    assert 130 == process.returncode
+    assert "--resume" in rest
+    assert "Traceback" not in rest
+    reached = len((tmp_path / "small-fedel-0" / "rounds.jsonl").read_text().splitlines())
+    assert 3 <= reached
+    words = ("--executor", "serial", "--resume", "--set", f"rounds.num_rounds={reached + 1}", "--json")
+    assert 0 == fedel_simulate(job_file, "--out", tmp_path, *words)
+
+
+if __name__ == "__main__":
+    sys.exit(fedel_simulate(*sys.argv[1:]))

@@ -1,0 +1,82 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from fedel import config
+from fedel.core.timing import budget
+from fedel.errors import ConfigError, ProfileError
+from fedel.training.profile_io import save_profile
+from simulation import devices
+from simulation.conditions import Network
+from simulation.devices import Fleet
+from tests.strategies import fakes
+
+
+def build(table, num_clients, network=None, seed=1):
+    fleet = config.parse(Fleet, table, "job.toml: [fleet]")
+    sizes = list(range(10, 10 + num_clients))
+    return devices.build(fleet, fakes.profile(), fakes.spec(), sizes, network or Network(), seed)
+
+
+def test_counts_are_dealt_out_in_order():
+    clients = build({"counts": {"orin": 2, "xavier": 1}}, 3)
+    assert ["orin", "orin", "xavier"] == [client.device for client in clients]
+    assert ["client-0", "client-1", "client-2"] == [client.name for client in clients]
+    assert [10, 11, 12] == [client.num_samples for client in clients]
+
+
+def test_random_types_are_even_and_stay_with_their_client():
+    kinds = Counter(client.device for client in build({}, 400))
+    assert {"orin", "orin/2", "orin/3", "orin/4"} == kinds.keys()
+    assert 70 < min(kinds.values()) <= max(kinds.values()) < 130
+    few, many = build({}, 100), build({}, 100)
+    assert [c.device for c in few] == [c.device for c in many]
+    assert [c.device for c in few] != [c.device for c in build({}, 100, seed=2)]
+
+
+def test_slowness_scales_every_tensor():
+    orin, third = build({"counts": {"orin": 1, "orin/3": 1}}, 2)
+    for fast, slow in zip(orin.profile.tensors, third.profile.tensors, strict=True):
+        assert (3 * fast.grad_seconds, 3 * fast.update_seconds) == (slow.grad_seconds, slow.update_seconds)
+    assert pytest.approx(3 * budget([orin.profile])) == budget([third.profile])
+    assert "orin/3" == third.profile.device
+
+
+def test_a_type_may_bring_a_profile_that_is_slow_in_its_own_way(tmp_path):
+    own = fakes.profile()
+    times = tuple(replace(t, update_seconds=t.update_seconds * (9 if t.block == 1 else 1)) for t in own.tensors)
+    save_profile(replace(own, tensors=times), tmp_path / "pi.json")
+    table = {"counts": {"orin": 1, "pi": 1}, "types": {"pi": {"profile": str(tmp_path / "pi.json"), "slowness": 2}}}
+    orin, pi = build(table, 2)
+    ratios = {
+        t.block: pytest.approx(p.update_seconds / t.update_seconds)
+        for t, p in zip(orin.profile.tensors, pi.profile.tensors, strict=True)
+    }
+    assert {1: 18.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 2.0, 6: 2.0} == ratios
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path):
+    save_profile(fakes.profile(of=fakes.frozen_spec()), tmp_path / "other.json")
+    with pytest.raises(ProfileError, match=r"other\.json is of another model"):
+        build({"counts": {"x": 1}, "types": {"x": {"profile": str(tmp_path / "other.json")}}}, 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"counts": {"orinn": 1}}, "unknown device type 'orinn'; did you mean 'orin'"),
+        ({"random": []}, "at least one type"),
+        ({"types": {"pi": {"slowness": 0}}}, "slowness = 0"),
+        ({"cuonts": {}}, "did you mean 'counts'"),
+    ],
+)
+def test_mistakes_are_named(table, words):
+    with pytest.raises(ConfigError, match=words):
+        build(table, 1)
+
+
+def test_a_link_of_a_type_that_is_not_there_is_a_mistake():
+    network = config.parse(Network, {"devices": {"xavir": {}}}, "[network]")
+    with pytest.raises(ConfigError, match="did you mean 'xavier'"):
+        build({"counts": {"orin": 1, "xavier": 1}}, 2, network)

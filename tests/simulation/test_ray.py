@@ -1,0 +1,34 @@
+from functools import partial
+
+import pytest
+
+from fedel.errors import ConfigError
+from simulation.on_ray import OnRay
+from simulation.workers import Worker
+from tests.simulation.fakes import FakeWorkload, play, run_config
+from tests.strategies.fakes import fleet, same_bits
+
+try:
+    import ray  # noqa: F401
+except ImportError:
+    HAS_RAY = False
+else:
+    HAS_RAY = True
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'fedel[ray]'")
+@pytest.mark.filterwarnings("ignore")
+def test_ray_gives_the_same_bits():
+    run = run_config("fedel", num_rounds=3, num_participants=4)
+    alone = play(run, fleet(6))
+    clustered = play(run, fleet(6), partial(OnRay, num_workers=2))
+    assert same_bits(alone.model, clustered.model)
+    assert alone.comparable() == clustered.comparable()
+
+
+@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
+def test_without_ray_the_error_says_how_to_get_it():
+    from fedel.strategies import FedEL
+
+    with pytest.raises(ConfigError, match=r"fedel\[ray\]"):
+        OnRay(Worker(FedEL(), FakeWorkload(fleet(2))), 2)

@@ -1,0 +1,158 @@
+"""A real model: bits do not depend on workers or stops, and it learns."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from fedel.report import runs
+from fedel.training.factory import initial_model, make_data, make_model
+from fedel.training.profile_io import load_profile, save_profile
+from simulation import profiles, start
+from simulation.job import Job
+from simulation.workers import Exam
+from simulation.workload import TorchWorkload, fresh_model
+from tests.simulation import tiny
+from tests.strategies.fakes import same_bits
+
+
+@pytest.fixture
+def job(tmp_path):
+    def make(strategy="fedel", **rounds):
+        table = {
+            "seed": 3,
+            "strategy": strategy if isinstance(strategy, dict) else {"name": strategy},
+            "workload": {"model": "tests.simulation.tiny:model", "data": "tests.simulation.tiny:data"},
+            "rounds": {"num_rounds": 3, "num_participants": 4, **rounds},
+            "work": {"num_steps": 5, "batch_size": 8, "lr": 0.05},
+            "partition": {"num_clients": 8, "alpha": 0.5, "min_size": 4},
+            "fleet": {"base": str(tmp_path / "base.json")},
+            "evaluation": {"exits_every": 2},
+        }
+        made = Job.parse(table)
+        save_profile(tiny.profile(initial_model(made.run)[0]), tmp_path / "base.json")
+        return made
+
+    return make
+
+
+def played(job, path, stop_after=None, **how):
+    with start.session(job, path, **how) as session:
+        if stop_after is not None:
+            while session.simulation.standing.state.round_num < stop_after:
+                record = session.simulation.play()
+                session.folder.commit(session.simulation.standing, record)
+            return None
+        return start.play_all(session, lambda record: None)
+
+
+def rounds_of(path):
+    return [{k: v for k, v in record.items() if k != "wall_seconds"} for record in runs.load(path).rounds]
+
+
+def stored_result(path):
+    """What a repetition has in common; the directory and the wall clock are its own."""
+    result = json.loads((path / "result.json").read_text())
+    return {key: value for key, value in result.items() if key not in ("run", "wall_seconds")}
+
+
+@pytest.mark.parametrize("strategy", ["fedel", "heterofl", "depthfl", "fiarse"])
+def test_workers_and_stops_do_not_change_a_bit(strategy, job, tmp_path):
+    wanted = job(strategy)
+    played(wanted, tmp_path / "serial", executor="serial")
+    played(wanted, tmp_path / "two", executor="processes", num_workers=2)
+    played(wanted, tmp_path / "stopped", stop_after=2, executor="serial")
+    played(wanted, tmp_path / "stopped", resume=True, executor="processes", num_workers=3)
+    for other in ("two", "stopped"):
+        one, same = (load_file(tmp_path / name / "model.safetensors") for name in ("serial", other))
+        assert same_bits(one, same)
+        assert rounds_of(tmp_path / "serial") == rounds_of(tmp_path / other)
+        assert stored_result(tmp_path / "serial") == stored_result(tmp_path / other)
+
+
+def test_a_run_learns_and_leaves_everything_in_its_directory(job, tmp_path):
+    wanted = job(num_rounds=12, keep_every=5)
+    result = played(wanted, tmp_path / "run", executor="serial")
+    assert 0.6 < result["best_accuracy"]
+    assert {"config.toml", "result.json", "rounds.jsonl", "model.safetensors", "best.safetensors"} <= {
+        file.name for file in (tmp_path / "run").iterdir()
+    }
+    assert {"model-5.safetensors", "model-10.safetensors"} <= {f.name for f in (tmp_path / "run").glob("model-*")}
+    stored = runs.load(tmp_path / "run")
+    assert result == stored.result
+    assert wanted == Job.parse(stored.settings)
+    assert sum(record["latency_seconds"] for record in stored.rounds) == result["virtual_seconds"]
+    assert [t.name for t in initial_model(wanted.run)[0].weights] == result["tensors"]
+    assert {"fedel", "python", "numpy", "torch"} == result["versions"].keys()
+    assert all(client["deviation_mean"] is not None for client in result["clients"].values())
+
+
+def test_a_finished_run_is_resumed_by_adding_rounds(job, tmp_path):
+    played(job(num_rounds=2, evaluate_every=1), tmp_path / "run", executor="serial")
+    played(job(num_rounds=4, evaluate_every=1), tmp_path / "run", resume=True, executor="serial")
+    played(job(num_rounds=4, evaluate_every=1), tmp_path / "whole", executor="serial")
+    assert same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("run", "whole")))
+
+
+def test_the_first_model_is_the_one_a_federation_sends_out(job):
+    run = job().run
+    assert same_bits(initial_model(run)[1], fresh_model(run, make_data(run)).tensors())
+
+
+def test_the_test_set_is_counted_once_however_it_is_cut(job):
+    run = job().run
+    data = make_data(run)
+    model = make_model(run, data)
+    workload = TorchWorkload(model, data, {}, {})
+    tensors = model.tensors()
+
+    def total(num_parts, limit=0):
+        marks = [workload.test(tensors, Exam(i, num_parts, limit, "final"))[0] for i in range(num_parts)]
+        return sum(m.num_correct for m in marks), sum(m.num_targets for m in marks)
+
+    with torch.no_grad():
+        x, y = next(iter(data.test_batches(len(data.test))))
+        right = int((model.eval()(torch.from_numpy(x)).argmax(-1).numpy() == y).sum())
+    assert (right, 61) == total(1) == total(8)
+    assert 20 == total(3, limit=20)[1]
+
+
+def test_depthfl_is_judged_by_the_exits_it_trains(job):
+    run = job("depthfl").run
+    data = make_data(run)
+    model = make_model(run, data)
+    from fedel.strategies.depthfl import depths
+
+    x, y = next(iter(data.test_batches(len(data.test))))
+    with torch.no_grad():
+        logits = model.eval().all_exits(torch.from_numpy(x))
+        mean = torch.stack([logits[d - 1] for d in depths(model.spec)]).mean(0)
+    right = int((mean.argmax(-1).numpy() == y).sum())
+    workload = TorchWorkload(model, data, {}, {})
+    assert right == workload.test(model.tensors(), Exam(0, 1, 0, "ensemble"))[0].num_correct
+
+
+def test_one_trainer_serves_a_client_for_good_and_one_model_all_of_them(job):
+    run = job().run
+    data = make_data(run)
+    model = make_model(run, data)
+    timing = tiny.profile(model.spec)
+    parts = {"a": np.arange(10), "b": np.arange(10, 30)}
+    workload = TorchWorkload(model, data, parts, dict.fromkeys(parts, timing))
+    assert workload.trainer("a") is workload.trainer("a")
+    assert workload.trainer("a").model is workload.trainer("b").model
+    assert (10, 20) == (workload.trainer("a").num_samples, workload.trainer("b").num_samples)
+
+
+def test_a_profile_is_measured_once_and_kept(job, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDEL_PROFILES", str(tmp_path / "profiles"))
+    run = job().run
+    data = make_data(run)
+    model = make_model(run, data)
+    first = profiles.base_profile("measured", run, model, data)
+    assert first == profiles.base_profile("auto", run, model, data)
+    (kept,) = (tmp_path / "profiles").iterdir()
+    assert first == load_profile(kept, model.spec)
+    assert list(profiles.WIDTHS) == [width.width for width in first.widths]
