@@ -140,7 +140,9 @@ class Bare:
 
 
 def _handlers(method: Any) -> tuple[grpc.GenericRpcHandler]:
-    return (grpc.method_handlers_generic_handler("bare", {"Put": grpc.stream_unary_rpc_method_handler(method)}),)
+    return (
+        grpc.method_handlers_generic_handler("bare", {"Put": grpc.stream_unary_rpc_method_handler(method)}),
+    )
 
 
 def serve_bare(port_file: Path) -> None:
@@ -215,7 +217,9 @@ def measure_bare(kind: str, num_clients: int, num_rounds: int, folder: Path) -> 
 
 
 def show(results: dict[str, list[dict[str, Any]]], model_bytes: int) -> None:
-    print(f"\nmodel: {model_bytes / 1e6:.1f} MB in {len(vgg16().tensors)} tensors, chunks of {CHUNK_BYTES // 1024} KiB\n")
+    print(
+        f"\nmodel: {model_bytes / 1e6:.1f} MB in {len(vgg16().tensors)} tensors, chunks of {CHUNK_BYTES // 1024} KiB\n"
+    )
     print("| server | clients | CPU s a round | wall s a round | peak MB | peak, models |")
     print("|---|---|---|---|---|---|")
     for name, rows in results.items():

@@ -67,6 +67,7 @@ def measure(job: Job, rounds: int) -> dict[str, Any]:
         tempfile.TemporaryDirectory() as place,
         start.session(job, Path(place) / "run", executor="serial") as session,
     ):
+        session.simulation.play()  # the first round warms up
         Spent.steps = Spent.around_steps = Spent.probe = Spent.tests = 0.0
         begin, wall = time.process_time(), time.perf_counter()
         for _ in range(rounds):
@@ -104,7 +105,7 @@ def main() -> None:
         {
             "strategy": {"name": arguments.strategy},
             "workload": workload,
-            "rounds": {"num_rounds": arguments.rounds, "num_participants": 25, "evaluate_every": 1},
+            "rounds": {"num_rounds": arguments.rounds + 1, "num_participants": 25, "evaluate_every": 1},
             "work": {"num_steps": arguments.steps, "batch_size": arguments.batch_size},
             "partition": {"num_clients": 100},
             "evaluation": {"limit": 1000},

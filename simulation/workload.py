@@ -42,6 +42,8 @@ class TorchWorkload:
         self._model, self._data, self._device = model, data, device
         self._parts, self._profiles = parts, profiles
         self._trainers: dict[str, TorchTrainer] = {}
+        # The first optimiser of a process makes torch import for seconds: here, once, not in every worker.
+        torch.optim.SGD([torch.zeros(1)])
 
     @property
     def spec(self) -> ModelSpec:

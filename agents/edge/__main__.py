@@ -14,18 +14,18 @@ from agents.edge.agent import Agent
 from agents.edge.config import AgentConfig
 from fedel import config as configuration
 from fedel.errors import FedelError
-from services.runtime import set_up_logging
+from fedel.logs import set_up_logging
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="agents.edge", description="Take part in federated runs.")
+    parser = argparse.ArgumentParser(prog="fedel agent", description="Take part in federated runs.")
     parser.add_argument("--config", metavar="FILE", help="TOML file; see configs/agent.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
     args = parser.parse_args(arguments)
     try:
         return run(load(args.config, args.set))
     except FedelError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"fedel agent: {error}", file=sys.stderr)
         return error.exit_code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,8 @@ class Agent:
         clock = time.thread_time if alone else time.perf_counter
         self._bench = Workbench(self.worker, self._send, config.slowdown, clock, root)
         self._facts = device.facts(root)
+        self.counts: Counter[str] = Counter()
+        """Tasks that were ``done``, ``failed`` or ``given_up``, and ``evaluations``."""
         self._runs: dict[str, Run] = {}
         self._orders: dict[tuple[str, str], Order] = {}
         """The newest task and the newest evaluation of each run, until the round is closed."""
@@ -197,13 +200,16 @@ class Agent:
         try:
             done = await self._bench.train(order, task)
         except Abandoned:
+            self.counts["given_up"] += 1
             _log.info("gave up round %d of run '%s'", task.round_num, task.run, extra=about)
             order.settle(None)
             return
         except Exception as error:
+            self.counts["failed"] += 1
             order.run.folder.outbox.drop(up_to=task.round_num)
             order.settle(self._failed(task.run, task.round_num, error))
             return
+        self.counts["done"] += 1
         request = SessionRequest(done=done)
         self._send(request)
         order.settle(request)
@@ -221,6 +227,7 @@ class Agent:
             if self._orders.get((task.run, EVALUATION)) is order:
                 del self._orders[task.run, EVALUATION]  # asked again, it is tried again
             return
+        self.counts["evaluations"] += 1
         self._send(request)
         order.settle(request)
 

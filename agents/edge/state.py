@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import shutil
@@ -29,10 +28,10 @@ class RunFolder:
 
     def __init__(self, state_dir: Path, run: str, identity: str) -> None:
         self.path = state_dir / safe_name(run)
-        stamp = self.path / "run.json"
-        if not stamp.exists() or json.loads(stamp.read_text(encoding="utf-8")) != identity:
+        stamp = self.path / "identity"
+        if not stamp.exists() or stamp.read_bytes() != identity.encode():
             shutil.rmtree(self.path, ignore_errors=True)
-            write(stamp, [json.dumps(identity).encode()])
+            write(stamp, [identity.encode()])
         self.memories = DiskMemories(self.path)
         self.model = ModelCopy(self.path / "model.safetensors")
         self.outbox = Outbox(self.path)

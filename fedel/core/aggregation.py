@@ -23,7 +23,7 @@ UNIT_BITS = 40
 WEIGHTED_BITS = 30
 """Fraction bits where weights are sample counts: sums of weight * value up to 8 billion."""
 _COUNT_BITS = 28
-_CHUNK = 1 << 16
+_CHUNK = 1 << 15
 
 
 class ExactSum:
@@ -54,13 +54,13 @@ class ExactSum:
     def _add_whole(self, values: Array, scale: float) -> None:
         # In chunks, so that the float64 scratch stays in the cache and never grows with the tensor.
         total, flat = self._total.reshape(-1), np.ascontiguousarray(values).reshape(-1)
-        scratch = np.empty(min(_CHUNK, flat.size))
+        scratch, fixed = np.empty(min(_CHUNK, flat.size)), np.empty(min(_CHUNK, flat.size), np.int64)
         for start in range(0, flat.size, _CHUNK):
             part = flat[start : start + _CHUNK]
-            scaled = scratch[: part.size]
+            scaled, rounded = scratch[: part.size], fixed[: part.size]
             np.multiply(part, scale, out=scaled, dtype=np.float64)
-            np.rint(scaled, out=scaled)
-            np.add(total[start : start + _CHUNK], scaled, out=total[start : start + _CHUNK], casting="unsafe")
+            np.rint(scaled, out=rounded, casting="unsafe")
+            total[start : start + _CHUNK] += rounded
 
     def total(self) -> NDArray[np.float64]:
         return np.multiply(self._total, 2.0**-self._bits, dtype=np.float64)
@@ -69,12 +69,9 @@ class ExactSum:
         """``total / weight`` where every patch covered the whole tensor; in chunks, as it was added."""
         mean = np.empty(self._total.shape, dtype)
         total, flat, weight = self._total.reshape(-1), mean.reshape(-1), float(self.whole_weight)
-        scratch = np.empty(min(_CHUNK, flat.size))
         for start in range(0, flat.size, _CHUNK):
-            part = total[start : start + _CHUNK]
-            scaled = scratch[: part.size]
-            np.multiply(part, 2.0**-self._bits, out=scaled, dtype=np.float64)
-            np.divide(scaled, weight, out=flat[start : start + _CHUNK], casting="same_kind")
+            part = slice(start, start + _CHUNK)
+            np.divide(total[part], weight * 2.0**self._bits, out=flat[part], casting="same_kind")
         return mean
 
     def weights(self) -> NDArray[np.float64] | float:

@@ -20,18 +20,19 @@ class Memories(Protocol):
 
 
 class KeptMemories:
-    """Memories in a dictionary, the newest few: for simulations and tests."""
+    """Memories in a dictionary, for simulations and tests: the accepted one and the one staged last."""
 
     def __init__(self) -> None:
         self._staged: dict[int, Memory] = {}
+        self._accepted = -1
 
     def load(self, round_num: int) -> Memory | None:
+        self._accepted = round_num
         return self._staged.get(round_num)
 
     def stage(self, round_num: int, memory: Memory) -> None:
-        self._staged[round_num] = memory
-        for old in sorted(self._staged)[:-2]:
-            del self._staged[old]
+        kept = {n: m for n, m in self._staged.items() if n == self._accepted}
+        self._staged = {**kept, round_num: memory}
 
 
 def run_task(

@@ -67,7 +67,9 @@ def pack(patches: Mapping[str, Patch]) -> Payload:
             where.bitmap = True
             pieces.insert(0, np.packbits(patch.where).data)
         elif patch.where is not None:
-            where = _where_to_pb(patch.where)
+            # numpy takes axes that an index does not name as whole.
+            rest = values.shape[len(patch.where) :]
+            where = _where_to_pb((*patch.where, *(slice(0, size) for size in rest)))
         crc = 0
         for piece in pieces:
             crc = zlib.crc32(piece, crc)

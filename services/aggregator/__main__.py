@@ -11,9 +11,10 @@ from contextlib import suppress
 
 from fedel import config
 from fedel.errors import FedelError
+from fedel.logs import set_up_logging
 from services.aggregator.config import AggregatorConfig
 from services.aggregator.server import serving
-from services.runtime import set_up_logging, until_told_to_stop
+from services.runtime import until_told_to_stop
 
 _M_ARENA_MAX = -8
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +40,10 @@ class Part:
     def num_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self.header.tensors)
 
-    def append(self, data: bytes) -> None:
-        write_all(self.handle, data, self.start + self.received)
-        self.received += len(data)
+    def append(self, pieces: Sequence[bytes]) -> None:
+        for data in pieces:
+            write_all(self.handle, data, self.start + self.received)
+            self.received += len(data)
 
     def sync(self) -> None:
         os.fsync(self.handle)

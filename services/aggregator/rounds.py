@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,10 @@ class NewRun:
         self.num_bytes = sum(entry.num_bytes for entry in header.tensors)
         self.received = 0
 
-    def append(self, data: bytes) -> None:
-        self._writer.put_bytes(self.received, data)
-        self.received += len(data)
+    def append(self, pieces: Sequence[bytes]) -> None:
+        for data in pieces:
+            self._writer.put_bytes(self.received, data)
+            self.received += len(data)
 
     def close(self) -> None:
         os.close(self._handle)

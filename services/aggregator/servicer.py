@@ -50,7 +50,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     def __init__(self, config: AggregatorConfig) -> None:
         self._config = config
         self._folder = config.data_dir / "runs"
-        self._uploads = Uploads(config.max_uploads, config.idle_seconds)
+        self._uploads = Uploads(config.max_uploads)
         self._downloads = asyncio.Semaphore(config.max_downloads)
         self._runs: dict[str, Run] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -118,20 +118,18 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         return pb.CreateModelResponse(version=0)
 
     async def _create(self, header: pb.ModelHeader, context: Any) -> None:
-        def read() -> Coroutine[Any, Any, Any]:
-            return in_time(context.read(), self._config.idle_seconds)
-
         self._check_loaded()
+        idle_seconds = self._config.idle_seconds
         try:
             new = await self._new_run(header)
         except (UpdateRefused, ConfigError):
-            await drain(read)
+            await in_time(drain(context), idle_seconds)
             raise
         if new is None:
-            await drain(read)
+            await in_time(drain(context), idle_seconds)
             return
         try:
-            await receive(read, new)
+            await receive(context, new, Stream(), idle_seconds)
             self._runs[header.run] = await in_thread(new.finish)
         finally:
             new.close()
@@ -201,7 +199,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     async def _receive(self, run: Run, part: Part, stream: Stream, context: Any) -> bool:
         offset = part.received
         await context.write(pb.PutUpdateResponse(permit=pb.UploadPermit(offset=offset)))
-        await receive(lambda: self._uploads.read(stream, context), part)
+        await receive(context, part, stream, self._config.idle_seconds)
         self.counts["bytes_up"] += part.received - offset
         await in_thread(part.sync)
         async with self._lock(run.name):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from grpc import aio
 
 from fedel.errors import UpdateRefused
-from fedel.v1.model_pb2 import Chunk
 
 T = TypeVar("T")
+BATCH_BYTES = 2 * 1024 * 1024
+"""Bytes of a payload that are written at once."""
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
@@ -42,43 +43,53 @@ def _idle(seconds: float) -> UpdateRefused:
 
 
 class Stream:
-    """One client's upload."""
+    """One client's upload; a later one of the same client takes its place."""
 
     def __init__(self) -> None:
         self.superseded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
 
+    def supersede(self) -> None:
+        if not self.superseded.done():
+            self.superseded.set_result(None)
+
+    async def wait(self, hoped: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Wait until it is done, or so long; refused once another stream has taken over."""
+        await asyncio.wait({hoped, self.superseded}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self.superseded.done() and not hoped.done():
+            raise UpdateRefused("superseded", "the client began this upload again on another stream")
+
 
 class Uploads:
     """Permits to send. Waiting for one costs neither a thread nor memory."""
 
-    def __init__(self, max_uploads: int, idle_seconds: float) -> None:
+    def __init__(self, max_uploads: int) -> None:
         self._permits = asyncio.Semaphore(max_uploads)
-        self._idle_seconds = idle_seconds
-        self._streams: dict[tuple[str, str], Stream] = {}
+        self._streams: dict[tuple[str, str], list[Stream]] = {}
 
     @asynccontextmanager
     async def turn(self, run: str, client: str) -> AsyncIterator[Stream]:
         """The only stream of this client: a client that comes again does so because its last stream died."""
         mine, key = Stream(), (run, client)
-        last = self._streams.get(key)
-        self._streams[key] = mine
+        streams = self._streams.setdefault(key, [])
+        for stream in streams:
+            stream.supersede()
+        streams.append(mine)
         try:
-            if last is not None:
-                if not last.superseded.done():
-                    last.superseded.set_result(None)
-                await last.ended.wait()
+            while streams[0] is not mine:
+                await streams[0].ended.wait()
             yield mine
         finally:
             mine.ended.set()
-            if self._streams.get(key) is mine:
+            streams.remove(mine)
+            if not streams:
                 del self._streams[key]
 
     @asynccontextmanager
     async def permit(self, stream: Stream) -> AsyncIterator[None]:
         asked = asyncio.ensure_future(self._permits.acquire())
         try:
-            await self._wait(stream, asked, None)
+            await stream.wait(asked)
             yield
         finally:
             if asked.done():
@@ -86,57 +97,80 @@ class Uploads:
             else:
                 asked.cancel()
 
-    async def read(self, stream: Stream, context: Any) -> Any:
-        """The next message, or ``grpc.aio.EOF``; refused if it does not come in time."""
-        message = asyncio.ensure_future(context.read())
-        try:
-            await self._wait(stream, message, self._idle_seconds)
-            return message.result()
-        finally:
-            message.cancel()
-
-    async def _wait(self, stream: Stream, hoped: asyncio.Future[Any], seconds: float | None) -> None:
-        await asyncio.wait({hoped, stream.superseded}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if hoped.done():
-            return
-        if stream.superseded.done():
-            raise UpdateRefused("superseded", "the client began this upload again on another stream")
-        raise _idle(seconds or 0.0)
-
 
 class Sink(Protocol):
     """Where a payload goes."""
 
     received: int
+    """Bytes that are there."""
 
     @property
-    def num_bytes(self) -> int: ...
+    def num_bytes(self) -> int:
+        """Bytes that were announced."""
+        ...
 
-    def append(self, data: bytes) -> None: ...
-
-
-async def receive(read: Callable[[], Awaitable[Any]], sink: Sink) -> None:
-    """Take a payload to its last byte, in order and without gaps, until the caller says that it is through."""
-    while (message := await read()) is not aio.EOF:
-        chunk: Chunk = message.chunk
-        if problem := _problem(chunk, sink):
-            await drain(read)
-            raise UpdateRefused("size", problem)
-        await in_thread(sink.append, chunk.data)
-    if sink.received < sink.num_bytes:
-        raise UpdateRefused("size", f"the payload ended after {sink.received} of {sink.num_bytes} bytes")
+    def append(self, pieces: Sequence[bytes]) -> None: ...
 
 
-def _problem(chunk: Chunk, sink: Sink) -> str:
-    if chunk.offset != sink.received or not chunk.data:
-        return f"a piece of {len(chunk.data)} bytes at {chunk.offset} came where byte {sink.received} was next"
-    if sink.received + len(chunk.data) > sink.num_bytes:
-        return f"more bytes came than the {sink.num_bytes} that were announced"
-    return ""
+async def receive(context: Any, sink: Sink, stream: Stream, idle_seconds: float) -> None:
+    """Take a payload to its last byte; refused if it stands still, or is not what was announced."""
+    receiver = _Receiver(context, sink)
+    taking = asyncio.ensure_future(receiver.take())
+    try:
+        seen = -1
+        while not taking.done():
+            if seen == receiver.num_messages:
+                raise _idle(idle_seconds)
+            seen = receiver.num_messages
+            await stream.wait(taking, idle_seconds)
+        taking.result()
+    finally:
+        taking.cancel()
+        await asyncio.wait({taking})
 
 
-async def drain(read: Callable[[], Awaitable[Any]]) -> None:
+class _Receiver:
+    """Puts the pieces of a payload into its sink, several at a time: each hand-over to a thread has its price."""
+
+    def __init__(self, context: Any, sink: Sink) -> None:
+        self._context, self._sink = context, sink
+        self._pieces: list[bytes] = []
+        self._waiting_bytes = 0
+        self.num_messages = 0
+
+    async def take(self) -> None:
+        try:
+            while (message := await self._context.read()) is not aio.EOF:
+                self.num_messages += 1
+                await self._put(message.chunk.offset, message.chunk.data)
+        finally:
+            # What came before the stream broke need not be sent again.
+            await self._flush()
+        if self._sink.received < self._sink.num_bytes:
+            raise UpdateRefused(
+                "size", f"the payload ended after {self._sink.received} of {self._sink.num_bytes} bytes"
+            )
+
+    async def _put(self, offset: int, data: bytes) -> None:
+        expected = self._sink.received + self._waiting_bytes
+        if offset != expected or not data or expected + len(data) > self._sink.num_bytes:
+            await drain(self._context)
+            raise UpdateRefused(
+                "size",
+                f"{len(data)} bytes at {offset} came where byte {expected} of {self._sink.num_bytes} was next",
+            )
+        self._pieces.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes >= BATCH_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        pieces, self._pieces, self._waiting_bytes = self._pieces, [], 0
+        if pieces:
+            await in_thread(self._sink.append, pieces)
+
+
+async def drain(context: Any) -> None:
     """Let a caller send to its end: one whose stream is cut under a write would not hear why."""
-    with suppress(UpdateRefused):
-        while await read() is not aio.EOF:
-            pass
+    while await context.read() is not aio.EOF:
+        pass

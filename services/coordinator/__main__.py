@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from fedel import config
 from fedel.errors import FedelError
+from fedel.logs import set_up_logging
 from services.coordinator.config import DATABASE_VARIABLE, CoordinatorConfig
 from services.coordinator.server import serving
-from services.runtime import set_up_logging, until_told_to_stop
+from services.runtime import until_told_to_stop
 
 
 def read_config(path: str | None, overrides: Sequence[str]) -> CoordinatorConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -20,11 +21,12 @@ from fedel.v1 import coordinator_pb2 as pb
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.fleet import Fleet
 from services.coordinator.rounds import drive, write_result
-from services.coordinator.run import ENDED, WAITING, Run, Tools
+from services.coordinator.run import ENDED, FAILED, WAITING, Run, Tools
 from services.coordinator.saved import spec_from_text, spec_to_text
 from services.coordinator.shards import Shards
 from services.coordinator.store import RunRow, Store
 
+log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -60,15 +62,23 @@ class Coordinator:
     async def start(self) -> None:
         """Go on with every run that has not ended."""
         for row in await asyncio.to_thread(self.store.runs):
-            if row.phase not in ENDED:
-                if row.num_shards != len(self.shards.addresses):
-                    raise ServiceError(
-                        f"run '{row.name}' was created on {row.num_shards} aggregators, aggregators lists"
-                        f" {len(self.shards.addresses)}: list the same ones, in the same order"
-                    )
-                await self._take_up(await Run.load(row, self._tools))
-            elif self._tools.runs_dir is not None:
-                await self._repair_result(await Run.load(row, self._tools))
+            if row.phase in ENDED:
+                await self._repair_result(row)
+                continue
+            if row.num_shards != len(self.shards.addresses):
+                raise ServiceError(
+                    f"run '{row.name}' was created on {row.num_shards} aggregators, aggregators lists"
+                    f" {len(self.shards.addresses)}: list the same ones, in the same order"
+                )
+            try:
+                run = await Run.load(row, self._tools)
+            except ConfigError as error:
+                # Such as a strategy that this version no longer has: the other runs can go on.
+                log.error("run '%s' cannot go on: %s", row.name, error, extra={"run": row.name})
+                ended_at = self._tools.clock()
+                await asyncio.to_thread(self.store.set_phase, row.name, FAILED, str(error), ended_at)
+            else:
+                await self._take_up(run)
 
     async def stop(self) -> None:
         """Let go of everything; no agent is told that a run is over, because it is not."""
@@ -135,9 +145,11 @@ class Coordinator:
         self.runs[run.name] = run
         self.drives[run.name] = asyncio.create_task(drive(run), name=f"run {run.name}")
 
-    async def _repair_result(self, run: Run) -> None:
+    async def _repair_result(self, row: RunRow) -> None:
         """The process may have died between the end of the run and its last file."""
-        if run.directory is not None and not run.directory.finished:
+        directory = self._tools.directory(row.name)
+        if directory is not None and directory.path.exists() and not directory.finished:
+            run = await Run.load(row, self._tools)
             await asyncio.to_thread(run.write, lambda directory: write_result(run, directory))
 
     async def _check_models(self, run: str) -> None:

@@ -55,6 +55,9 @@ class Tools:
     """Unix seconds, for what is written down; how long things take is told by the event loop."""
     runs_dir: Path | None = None
 
+    def directory(self, run: str) -> RunDirectory | None:
+        return RunDirectory(self.runs_dir / run) if self.runs_dir else None
+
 
 @dataclass
 class OpenRound:
@@ -108,7 +111,7 @@ class Run:
         self.evaluation: Evaluation | None = None
         self.news = News()
         self.counts: Counter[str] = Counter()
-        self.directory = RunDirectory(tools.runs_dir / row.name) if tools.runs_dir else None
+        self.directory = tools.directory(row.name)
         self._writing_phase = asyncio.Lock()
 
     @staticmethod

@@ -27,7 +27,7 @@ async def serving(
     config: CoordinatorConfig, store: Store | None = None, shards: Shards | None = None
 ) -> AsyncIterator[tuple[str, Coordinator]]:
     """A server that is ready, with its address; on leaving it stops, and its runs go on at the next start."""
-    kept: Store = store or await asyncio.to_thread(SqlStore, config.database_url)
+    kept: Store = await asyncio.to_thread(SqlStore, config.database_url) if store is None else store
     shards = shards or Shards(config.aggregators)
     coordinator, server = Coordinator(config, kept, shards), Server([SERVICE])
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
@@ -36,9 +36,9 @@ async def serving(
         port = await server.start(config.listen)
         await server.set_ready(True)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
-        log.info("coordinator listens on %s", address)
         if config.port_file is not None:
             await asyncio.to_thread(_write, config.port_file, address)
+        log.info("coordinator listens on %s", address)
         yield address, coordinator
     finally:
         await coordinator.stop()

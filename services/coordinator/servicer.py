@@ -226,9 +226,10 @@ def _status(run: Run | RunRow) -> pb.RunStatus:
 async def _hello(requests: Any, context: Any) -> pb.Hello:
     async for request in requests:
         hello: pb.Hello = request.hello
-        if request.WhichOneof("kind") == "hello" and 0 < len(hello.client) <= MAX_CLIENT_NAME:
+        named = 0 < len(hello.client) <= MAX_CLIENT_NAME and hello.client.isprintable()
+        if request.WhichOneof("kind") == "hello" and named:
             return hello
         break
-    text = f"a session begins with Hello and a client's name of at most {MAX_CLIENT_NAME} letters"
+    text = f"a session begins with Hello and a client's name of at most {MAX_CLIENT_NAME} printable letters"
     await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text, "hello")
     raise AssertionError("refused")

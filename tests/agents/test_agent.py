@@ -231,7 +231,8 @@ def test_another_run_of_the_same_name_starts_from_nothing(tmp_path: Path) -> Non
 
 def test_a_superseded_task_is_given_up_and_only_the_newer_one_is_sent(tmp_path: Path) -> None:
     async def scenario(fed: Federation) -> None:
-        async with running(fed.agent()):
+        agent = fed.agent()
+        async with running(agent):
             await fed.joined(run_table("held"))
             fed.order(0)
             await asyncio.to_thread(trainers.entered.wait, 10)
@@ -240,6 +241,7 @@ def test_a_superseded_task_is_given_up_and_only_the_newer_one_is_sent(tmp_path: 
             trainers.release.set()
             await fed.done(1)
         assert [1] == [u.report.round_num for u in fed.aggregator.updates()]
+        assert {"given_up": 1, "done": 1} == agent.counts
 
     run(tmp_path, scenario)
 
@@ -321,6 +323,18 @@ def test_a_run_that_cannot_be_prepared_is_reported_and_not_joined(tmp_path: Path
             assert not (await fed.coordinator.until("answer")).accepted
 
     run(tmp_path, scenario)
+
+
+def test_a_run_whose_join_was_refused_is_let_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.coordinator.push(refused=coordinator_pb2.JoinRefused(run=RUN, reason="not you"))
+            fed.order(0)
+            assert not (await fed.coordinator.until("answer")).accepted
+
+    run(tmp_path, scenario)
+    assert "not you" in caplog.text
 
 
 def test_a_model_with_another_digest_is_not_joined_and_both_digests_are_named(tmp_path: Path) -> None:

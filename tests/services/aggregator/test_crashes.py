@@ -26,7 +26,8 @@ from tests.services.aggregator.support import (
 # A server in which one function kills the process, as kill -9 would, before or after its work.
 DEADLY = """
 import os, signal, sys
-from services.aggregator import __main__ as program, journal, store
+from services.aggregator import __main__ as program, journal, store, uploads
+uploads.BATCH_BYTES = 1
 place, when, countdown = sys.argv[1], sys.argv[2], int(sys.argv[3])
 owner, name = {"commit update": (journal.Journal, "commit"), "append": (journal.Part, "append"),
                "seal": (journal.Journal, "seal"), "put tensor": (store.TensorWriter, "put"),

@@ -12,6 +12,7 @@ from fedel.v1.model_pb2 import Chunk
 from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model, push_update
+from services.aggregator import uploads
 from tests.services.aggregator.support import (
     SPEC,
     aggregator,
@@ -308,7 +309,8 @@ async def test_bytes_that_are_not_what_was_announced_are_refused(tmp_path):
 
 
 @asynchronous
-async def test_an_upload_cut_at_half_goes_on_from_there(tmp_path):
+async def test_an_upload_cut_at_half_goes_on_from_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads, "BATCH_BYTES", 1)
     update = make_update("a")
     payload, offsets = pack(update.patches), []
     half = payload.num_bytes // 2
@@ -316,7 +318,7 @@ async def test_an_upload_cut_at_half_goes_on_from_there(tmp_path):
         await create(stub)
         call = await begin(stub, update, half)
         path = tmp_path / "runs/run/rounds/000000/a.part"
-        await until(lambda: path.stat().st_size > half)
+        await until(lambda: path.exists() and path.stat().st_size > half)
         call.cancel()
         pushed = await push_update(stub, "run", update.report, payload, offsets.append)
         assert ([half], payload.num_bytes - half) == (offsets, pushed.num_bytes)

@@ -105,6 +105,7 @@ class ScriptedAgent:
         self.script = dict(script or {})
         self.accuracies = accuracies
         self.digest = SPEC.digest
+        self.mute_evaluations = False
         self.hold = asyncio.Event()
         self.hold.set()
         self.uploaded = asyncio.Event()
@@ -214,6 +215,8 @@ class ScriptedAgent:
             await self.send(done=done)
 
     async def _evaluate(self, message: pb.EvaluationTask) -> None:
+        if self.mute_evaluations:
+            return
         accuracy = (self.accuracies or {}).get(message.model_version)
         if accuracy is None:
             await self.send(failed=pb.TaskFailed(run=message.run, round_num=-1, message="no test data"))
@@ -257,14 +260,13 @@ class Federation:
         self.coordinator: Coordinator
         self.aggregators: list[str] = []
         self.agents: list[ScriptedAgent] = []
-        self._stack = AsyncExitStack()
+        self._aggregating = [AsyncExitStack() for _ in range(num_aggregators)]
         self._serving = AsyncExitStack()
 
     async def __aenter__(self) -> Federation:
         for i in range(self.num_aggregators):
-            config = AggregatorConfig(listen="127.0.0.1:0", data_dir=self.folder / f"aggregator-{i}")
-            address, _ = await self._stack.enter_async_context(aggregating(config))
-            self.aggregators.append(address)
+            self.aggregators.append("127.0.0.1:0")
+            self.aggregators[i] = await self.start_aggregator(i)
         await self.start_coordinator()
         return self
 
@@ -272,7 +274,18 @@ class Federation:
         for agent in self.agents:
             await agent.drop()
         await self.stop_coordinator()
-        await self._stack.aclose()
+        for i in range(self.num_aggregators):
+            await self.stop_aggregator(i)
+
+    async def start_aggregator(self, i: int = 0, folder: str = "") -> str:
+        """Where it was before, if it was there before."""
+        data_dir = self.folder / (folder or f"aggregator-{i}")
+        config = AggregatorConfig(listen=self.aggregators[i], data_dir=data_dir)
+        address, _ = await self._aggregating[i].enter_async_context(aggregating(config))
+        return address
+
+    async def stop_aggregator(self, i: int = 0) -> None:
+        await self._aggregating[i].aclose()
 
     @property
     def config(self) -> CoordinatorConfig:

@@ -105,10 +105,19 @@ async def test_the_newer_of_two_sessions_of_one_name_wins_and_the_older_is_told(
         assert [] == older.kinds("task")
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        pb.SessionRequest(heartbeat=pb.Heartbeat()),
+        pb.SessionRequest(hello=pb.Hello()),
+        pb.SessionRequest(hello=pb.Hello(client="a\0b")),
+    ],
+    ids=["no-hello", "no-name", "odd-name"],
+)
 @asynchronous
-async def test_a_session_begins_with_hello(tmp_path: Path) -> None:
+async def test_a_session_begins_with_hello_and_a_name(tmp_path: Path, first: pb.SessionRequest) -> None:
     async with Federation(tmp_path) as federation:
-        call = federation.stub.Session(iter([pb.SessionRequest(heartbeat=pb.Heartbeat())]))
+        call = federation.stub.Session(iter([first]))
         with pytest.raises(aio.AioRpcError) as caught:
             await call.read()
         assert grpc.StatusCode.INVALID_ARGUMENT == caught.value.code()

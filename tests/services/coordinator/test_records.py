@@ -1,0 +1,154 @@
+"""What is written down of rounds and runs, and the directory it is written to."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedel import config as toml
+from fedel.roles.coordinator import RunState
+from fedel.run import RunConfig
+from fedel.strategies import build
+from services.coordinator.rundir import RunDirectory, to_toml
+from services.coordinator.saved import (
+    plan_from_text,
+    plan_to_text,
+    profile_from_text,
+    profile_to_text,
+    record_to_text,
+    spec_from_text,
+    spec_to_text,
+    state_from_text,
+    state_to_text,
+)
+from tests.services.coordinator.support import RUN, SPEC, Federation, asynchronous, run_config, trainers
+from tests.strategies.fakes import frozen_spec, run_rounds
+
+
+@asynchronous
+async def test_the_record_of_a_round_tells_where_time_and_bytes_went(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=2, min_clients=2))
+        federation.start_agents(2, accuracies={1: 0.25, 2: 0.5})
+        first, second = await federation.finished()
+    assert {"download": 0.5, "train": 2.0, "upload": 1.0, "wait": 0.0} == first["clients"][0]["phases"]
+    assert {"download", "train", "upload", "wait", "fold", "commit", "evaluate"} == set(first["phases"])
+    assert (2.0, 14) == (first["phases"]["train"], first["bytes_down"])
+    assert first["bytes_up"] == sum(entry["bytes_up"] for entry in first["clients"]) > 0
+    assert ["fake", "fake"] == [entry["device_type"] for entry in first["clients"]]
+    assert 0 < first["collect_seconds"] <= first["latency_seconds"]
+    assert second["opened_at"] >= first["opened_at"] + first["latency_seconds"]
+    assert (1, 2) == (first["version"], second["version"])
+    assert {t.name for t in SPEC.tensors} == set(first["tensor_clients"])
+    for name, count in second["tensor_clients"].items():
+        before = first["tensor_untrained_rounds"][name]
+        assert (0 if count else before + 1) == second["tensor_untrained_rounds"][name]
+
+
+@asynchronous
+async def test_a_run_leaves_a_directory_that_others_can_read(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    async with Federation(tmp_path, runs_dir=runs) as federation:
+        config = run_config(num_rounds=2, min_clients=2)
+        await federation.create(config)
+        federation.start_agents(2, accuracies={1: 0.5, 2: 0.25})
+        records = await federation.finished()
+        await federation.stop_coordinator()
+    assert config == RunConfig.parse(toml.read(runs / RUN / "config.toml"))
+    assert records == _lines(runs / RUN / "rounds.jsonl")
+    result = json.loads((runs / RUN / "result.json").read_text())
+    assert ("finished", "fedel", 1, 2) == tuple(result[k] for k in ("phase", "strategy", "seed", "rounds"))
+    assert (0.25, 0.5, 0, 1) == tuple(
+        result[k] for k in ("accuracy", "best_accuracy", "best_round", "best_version")
+    )
+    assert sum(record["bytes_up"] for record in records) == result["bytes_up"]
+    assert {"client-0", "client-1"} == set(result["clients"])
+    assert result["wall_seconds"] > 0
+
+
+@asynchronous
+async def test_files_that_were_lost_or_cut_off_are_written_again_at_the_next_start(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    async with Federation(tmp_path, runs_dir=runs) as federation:
+        await federation.create(run_config(num_rounds=3, evaluate_every=0))
+        agents = federation.start_agents(3)
+        await agents[0].until("closed", round_num=1)
+        for agent in agents:
+            await agent.drop()
+        await federation.stop_coordinator()
+        (runs / RUN / "rounds.jsonl").write_text('{"round": 0')
+        await federation.start_coordinator()
+        for agent in agents:
+            agent.start()
+        records = await federation.finished()
+        await federation.stop_coordinator()
+        (runs / RUN / "result.json").unlink()
+        await federation.start_coordinator()
+        assert 3 == json.loads((runs / RUN / "result.json").read_text())["rounds"]
+    assert records == _lines(runs / RUN / "rounds.jsonl")
+
+
+@asynchronous
+async def test_a_directory_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where a folder should be")
+    async with Federation(tmp_path, runs_dir=tmp_path / "runs") as federation:
+        await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))
+        federation.agent("client-0")
+        assert 1 == len(await federation.finished())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_the_store_keeps_as_text_comes_back_the_same() -> None:
+    history = run_rounds(build({"name": "fedel"}), 2)
+    plan = history.plans[1]
+    assert plan == plan_from_text(plan_to_text(plan), plan.tasks[0].global_importance)
+    state = RunState(2, {"a": [1, {"b": 0.1}]}, {"w": 1e-17}, {r.client: r for r in history.reports})
+    assert state == state_from_text(state_to_text(state))
+    for spec in (SPEC, frozen_spec()):
+        assert spec == spec_from_text(spec_to_text(spec))
+    profile = trainers()["client-3"].profile
+    assert profile == profile_from_text(profile_to_text(profile))
+
+
+def test_a_record_is_json_for_any_reader() -> None:
+    text = record_to_text({"loss": math.nan, "list": (1.5, -math.inf), "inner": {"x": math.inf, "y": "NaN"}})
+    assert {"loss": None, "list": [1.5, None], "inner": {"x": None, "y": "NaN"}} == json.loads(text)
+    assert "NaN," not in text
+
+
+_KEYS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+_VALUES = st.one_of(
+    st.text(st.characters(codec="utf-8"), max_size=12),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.lists(st.integers(0, 9), max_size=3),
+    st.lists(st.dictionaries(_KEYS, st.booleans(), max_size=2), max_size=2),
+)
+
+
+_TABLES = st.dictionaries(_KEYS, _VALUES | st.dictionaries(_KEYS, _VALUES, max_size=3), max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_TABLES)
+def test_toml_comes_back_the_same(table: dict[str, Any]) -> None:
+    assert table == toml.tomllib.loads(to_toml(table))
+
+
+def test_a_directory_is_started_anew(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "one")
+    directory.start({"seed": 1}, ['{"round": 0}'])
+    directory.append('{"round": 1}')
+    directory.start({"seed": 1, "none": None}, ['{"round": 0}'])
+    assert [{"round": 0}] == _lines(tmp_path / "one" / "rounds.jsonl")
+    assert {"seed": 1} == toml.read(tmp_path / "one" / "config.toml")
+    assert not directory.finished

@@ -1,0 +1,190 @@
+"""The coordinator dies at every point of a round; a new one on the same database goes on to the same model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from fedel.v1 import coordinator_pb2 as pb
+from services.coordinator.shards import Shards
+from services.coordinator.sql import SqlStore
+from tests.services.coordinator.postgres import fresh_database
+from tests.services.coordinator.support import RUN, STEP_SECONDS, Federation, asynchronous, run_config
+from tests.services.coordinator.test_rounds import expected_model
+from tests.strategies.fakes import same_bits
+
+ACCURACIES = {1: 0.3, 2: 0.5, 3: 0.4}
+
+
+class Killed(BaseException):
+    """Not an error that anybody handles: nothing after it happens."""
+
+
+class FailAt:
+    """Stands before a store or the shards, and kills whoever makes the chosen call for the so manieth time."""
+
+    def __init__(self, inner: Any, method: str, when: str, count: int = 2) -> None:
+        self.inner, self.method, self.when, self.left = inner, method, when, count
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self.inner, name)
+        return self._doomed(attribute) if name == self.method else attribute
+
+    def _doomed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def maybe(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left == 0 and self.when == "before":
+                raise Killed(self.method)
+            result = call(*arguments)
+            if self.left == 0:
+                if asyncio.iscoroutine(result):
+                    return self._die_after(result)
+                raise Killed(self.method)
+            return result
+
+        return maybe
+
+    async def _die_after(self, result: Any) -> None:
+        await result
+        raise Killed(self.method)
+
+
+async def run_with_a_death(federation: Federation, part: str, method: str, when: str) -> list[dict[str, Any]]:
+    """Records of a run whose coordinator dies in its second round."""
+    await federation.stop_coordinator()
+    parts = {"store": SqlStore(federation.settings["database_url"]), "shards": Shards(federation.aggregators)}
+    parts[part] = FailAt(parts[part], method, when)
+    await federation.start_coordinator(**parts)
+    await federation.create(run_config())
+    federation.start_agents(3, accuracies=ACCURACIES)
+    drive = federation.coordinator.drives[RUN]
+    with pytest.raises(Killed):
+        await asyncio.wait_for(drive, STEP_SECONDS)
+    await federation.restart_coordinator()
+    return await federation.finished()
+
+
+POINTS = [
+    ("store", "put_round"),
+    ("store", "seal_round"),
+    ("shards", "seal"),
+    ("shards", "commit"),
+    ("store", "commit_round"),
+    ("shards", "keep"),
+    ("store", "close_round"),
+]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("part", "method"), POINTS)
+@asynchronous
+async def test_a_run_goes_on_to_the_same_model(tmp_path: Path, part: str, method: str, when: str) -> None:
+    async with Federation(tmp_path) as federation:
+        records = await run_with_a_death(federation, part, method, when)
+        assert [0, 1, 2] == [record["round"] for record in records]
+        assert [3, 3, 3] == [record["num_updates"] for record in records]
+        assert [0.3, 0.5, 0.4] == [record["accuracy"] for record in records]
+        assert same_bits(expected_model(), await federation.model())
+        row = federation.coordinator.store.run(RUN)
+        assert (3, 2, 0.5) == (row.model_version, row.best_version, row.best_accuracy)
+
+
+@asynchronous
+async def test_a_run_on_postgresql_goes_on_to_the_same_model(tmp_path: Path, postgres_server: str) -> None:
+    async with Federation(tmp_path, database_url=fresh_database(postgres_server)) as federation:
+        records = await run_with_a_death(federation, "store", "commit_round", "before")
+        assert [0.3, 0.5, 0.4] == [record["accuracy"] for record in records]
+        assert same_bits(expected_model(), await federation.model())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@asynchronous
+async def test_a_report_that_was_being_kept_is_told_again(tmp_path: Path, when: str) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.stop_coordinator()
+        store = FailAt(SqlStore(federation.settings["database_url"]), "put_report", when, count=4)
+        await federation.start_coordinator(store=store)
+        await federation.create(run_config(evaluate_every=0))
+        agents = federation.start_agents(3)
+        broken = [asyncio.create_task(agent.until("task", round_num=1)) for agent in agents]
+        await asyncio.gather(*broken)
+        await federation.restart_coordinator()
+        await federation.finished()
+        assert same_bits(expected_model(), await federation.model())
+
+
+@asynchronous
+async def test_a_run_that_waits_for_clients_waits_on_with_those_it_has(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(evaluate_every=0))
+        federation.start_agents(2)
+        await federation.status(lambda s: len(s.clients) == 2)
+        await federation.restart_coordinator()
+        status = await federation.status(lambda s: bool(s.message))
+        assert ("waits for 1 more client", 2) == (status.message, len(status.clients))
+        federation.agent("client-2")
+        await federation.finished()
+        assert same_bits(expected_model(), await federation.model())
+
+
+@asynchronous
+async def test_clients_not_yet_back_are_part_of_the_next_plan(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(evaluate_every=0))
+        agents = federation.start_agents(3)
+        await agents[0].until("closed", round_num=0)
+        for agent in agents:
+            await agent.drop()
+        await federation.stop_coordinator()
+        await federation.start_coordinator()
+        agents[0].start()
+        await agents[0].until("task", round_num=1)
+        for agent in agents[1:]:
+            agent.start()
+        records = await federation.finished()
+        assert [3, 3, 3] == [record["num_updates"] for record in records]
+        assert same_bits(expected_model(), await federation.model())
+
+
+@pytest.mark.parametrize("action", [pb.RUN_ACTION_PAUSE, pb.RUN_ACTION_STOP], ids=["paused", "stopping"])
+@asynchronous
+async def test_what_people_asked_for_is_remembered(tmp_path: Path, action: Any) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(evaluate_every=0))
+        agents = federation.start_agents(3)
+        agents[0].hold.clear()
+        await agents[0].until("task", round_num=0)
+        await federation.control(action)
+        await federation.restart_coordinator()
+        agents[0].hold.set()
+        status = await federation.status(lambda s: s.round_phase == "waiting")
+        assert 1 == status.round_num
+        if action == pb.RUN_ACTION_PAUSE:
+            await federation.control(pb.RUN_ACTION_RESUME)
+        assert (3 if action == pb.RUN_ACTION_PAUSE else 1) == len(await federation.finished())
+
+
+@asynchronous
+async def test_a_run_that_this_version_cannot_go_on_with_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        for name in ("one", "two"):
+            await federation.create(run_config(num_rounds=1, evaluate_every=0), name)
+        await federation.stop_coordinator()
+        url = federation.settings["database_url"]
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            strange = "UPDATE runs SET config_json = replace(config_json, 'fedel', 'fedzz') WHERE name = 'one'"
+            connection.execute(sa.text(strange))
+        engine.dispose()
+        await federation.start_coordinator()
+        federation.start_agents(3)
+        assert 1 == len(await federation.finished("two"))
+        runs = (await federation.stub.ListRuns(pb.ListRunsRequest())).runs
+        broken = next(status for status in runs if status.run == "one")
+        assert pb.RUN_PHASE_FAILED == broken.phase
+        assert "unknown strategy 'fedzz'" in broken.message

@@ -1,0 +1,114 @@
+"""Aggregators that are away or lost, and a database that does not answer for a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedel.v1 import coordinator_pb2 as pb
+from services.coordinator.sql import SqlStore
+from services.coordinator.store import StoreUnavailable
+from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config
+from tests.services.coordinator.test_rounds import expected_model
+from tests.strategies.fakes import same_bits
+
+
+async def lose_an_aggregator_before_the_fold(federation: Federation, config: Any) -> None:
+    """Every update is in, and the coordinator has yet to hear of the last one."""
+    await federation.create(config)
+    agents = federation.start_agents(2)
+    last = federation.agent("client-2", script={0: "upload"})
+    await federation.status(lambda s: [c.phase for c in s.clients] == ["done", "done", "idle"])
+    await last.uploaded.wait()
+    await federation.stop_aggregator()
+    done = pb.TaskDone(run=RUN)
+    done.report.client = last.name
+    await last.send(done=done)
+    assert 2 == len(agents)
+
+
+@asynchronous
+async def test_a_run_waits_for_its_aggregator_and_says_so(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await lose_an_aggregator_before_the_fold(federation, run_config(evaluate_every=0))
+        status = await federation.status(lambda s: "does not answer" in s.message)
+        assert ("fold", pb.RUN_PHASE_RUNNING) == (status.round_phase, status.phase)
+        assert federation.aggregators[0] in status.message
+        await federation.start_aggregator()
+        records = await federation.finished()
+        assert [3, 3, 3] == [record["num_updates"] for record in records]
+        assert same_bits(expected_model(), await federation.model())
+
+
+@asynchronous
+async def test_a_run_whose_aggregator_is_away_can_be_stopped(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await lose_an_aggregator_before_the_fold(federation, run_config(evaluate_every=0))
+        await federation.status(lambda s: "does not answer" in s.message)
+        await federation.control(pb.RUN_ACTION_STOP)
+        assert [] == await federation.finished()
+
+
+@asynchronous
+async def test_a_run_whose_model_is_lost_fails_and_says_why(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await lose_an_aggregator_before_the_fold(federation, run_config(evaluate_every=0))
+        await federation.start_aggregator(folder="another")
+        assert [] == await federation.finished()
+        status = (await federation.stub.ListRuns(pb.ListRunsRequest())).runs[0]
+        assert pb.RUN_PHASE_FAILED == status.phase
+        assert f"{federation.aggregators[0]} refused with NOT_FOUND" in status.message
+
+
+class AwayAtTimes:
+    """A store that does not answer every third call of a run's own."""
+
+    def __init__(self, inner: SqlStore) -> None:
+        self.inner, self.calls = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.inner, name)
+        if not name.endswith(("_round", "_phase")):
+            return call
+
+        def sometimes(*arguments: Any) -> Any:
+            self.calls += 1
+            if self.calls % 3 == 0:
+                raise StoreUnavailable("away for a moment")
+            return call(*arguments)
+
+        return sometimes
+
+
+@asynchronous
+async def test_a_database_that_is_away_for_a_moment_stops_nothing(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.stop_coordinator()
+        store = AwayAtTimes(SqlStore(federation.settings["database_url"]))
+        await federation.start_coordinator(store=store)
+        await federation.create(run_config(evaluate_every=0))
+        federation.start_agents(3)
+        records = await federation.finished()
+        assert [0, 1, 2] == [record["round"] for record in records]
+        assert same_bits(expected_model(), await federation.model())
+        assert store.calls > 12
+
+
+@asynchronous
+async def test_an_agent_whose_report_cannot_be_kept_is_told_to_come_again(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))
+        agent = federation.agent("client-0")
+        agent.hold.clear()
+        await agent.until("task")
+        kept, federation.coordinator.store.put_report = federation.coordinator.store.put_report, _away
+        agent.hold.set()
+        await agent._task
+        assert "UNAVAILABLE" == agent.error.name
+        federation.coordinator.store.put_report = kept
+        agent.start()
+        assert 1 == (await federation.finished())[0]["num_updates"]
+
+
+def _away(_row: Any) -> None:
+    raise StoreUnavailable("away for a moment")
