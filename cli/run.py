@@ -111,7 +111,7 @@ def finish(status: pb.RunStatus, directory: Path, console: Console, as_json: boo
     if as_json:
         print(json.dumps(result))
     else:
-        accuracy = result.get("final_accuracy")
+        accuracy = result.get("accuracy")
         said = f"accuracy {100 * accuracy:.1f} %" if accuracy is not None else "no test data, so no accuracy"
         console.print(f"{said}; report: {report}", soft_wrap=True)
     return 0

@@ -35,11 +35,11 @@ _CSS = Path(__file__).with_name("report.css")
 COLUMNS = (
     "method",
     "rounds",
-    "final accuracy",
-    "best accuracy",
-    "seconds a round",
-    "time in all",
-    "mean deviation from T_th",
+    "accuracy",
+    "best",
+    "s/round",
+    "time",
+    "vs. T_th",
     "MB up",
     "MB down",
 )
@@ -112,6 +112,10 @@ def _html(
 ) -> str:
     head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table)
+    legend = (
+        "accuracy: after the last round; best: of any round; s/round: mean seconds a round; vs. T_th: training "
+        "time of a client against the budget, mean; MB: all clients and rounds"
+    )
     drawn = "".join(
         f"<h2>{html.escape(name)}</h2><p class=note>{html.escape(note)}</p><figure>{svg}</figure>"
         for name, svg, note in pictures
@@ -127,6 +131,7 @@ def _html(
         f"<title>{html.escape(title)}</title><style>{_CSS.read_text(encoding='utf-8')}</style><h1>{html.escape(title)}</h1>"
         + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
         + f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        + f"<p class=note>{legend}</p>"
         + drawn
         + settings
         + "</html>"

@@ -70,8 +70,10 @@ def round_time_by_client(runs: Sequence[Run]) -> Figure:
         budgets = [(r["round"], r["clients"][0]["budget_seconds"]) for r in run.rounds if r["clients"]]
         if budgets:
             axes.plot(*zip(*budgets, strict=True), color="black", linestyle="--", linewidth=1, label="T_th")
-        axes.set(title=run.strategy, xlabel="round", ylim=(0, None))
+        axes.set(title=run.strategy, xlabel="round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
     grid[0][0].set_ylabel("training seconds")
+    grid[0][0].set_ylim(bottom=0)  # once all are drawn: they share the axis
     if len(runs[0].clients()) <= 12:
         grid[0][-1].legend(frameon=False, fontsize=8)
     return figure
@@ -105,7 +107,8 @@ def selection_map(runs: Sequence[Run]) -> Figure:
         dots = [(n, position[t]) for n, e in run.per_client(client) for t in e["selected"] if t in position]
         if dots:
             axes.scatter(*zip(*dots, strict=True), s=5, marker="s", color=COLOURS[0], linewidths=0)
-        axes.set(title=client, xlabel="round", ylim=(-1, len(order)))
+        axes.set(title=client, xlabel="round", ylim=(-1, len(order)), xlim=(-0.5, len(run.rounds) - 0.5))
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.title.set_fontsize(9)
     grid[0][0].set_ylabel(f"tensor, input to output\n({run.strategy})")
     return figure
@@ -123,5 +126,6 @@ def bytes_by_round(runs: Sequence[Run]) -> Figure:
                 label=f"{run.strategy}, {key.removeprefix('bytes_')}",
             )
     axes.set(xlabel="round", ylabel="megabytes, all clients", ylim=(0, None))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, fontsize=8)
     return figure
