@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint format types test test-slow clean
+.PHONY: help setup protos lint format types test test-slow demo bench clean
 
 help:  ## list these verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,16 @@ test: setup lint types  ## lint, types and the fast tests (minutes)
 
 test-slow: setup  ## the slow tests: real data sets, measured times
 	$(BIN)/pytest -m slow
+
+demo: setup  ## a real federation on this machine: FedEL beside FedAvg, a few minutes
+	$(BIN)/fedel demo
+
+bench: setup  ## what is claimed about speed and memory, measured on this machine (half an hour)
+	$(BIN)/python -m benchmarks.selection
+	$(BIN)/python -m benchmarks.elastic_step
+	$(BIN)/python -m benchmarks.aggregator_load
+	$(BIN)/python -m benchmarks.fleet
+	$(BIN)/python -m benchmarks.simulation_overhead
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

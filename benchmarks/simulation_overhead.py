@@ -62,10 +62,9 @@ class TimedWorkload(TorchWorkload):
 
 
 def measure(job: Job, rounds: int) -> dict[str, Any]:
-    start.TorchWorkload = TimedWorkload  # type: ignore[misc]
     with (
         tempfile.TemporaryDirectory() as place,
-        start.session(job, Path(place) / "run", executor="serial") as session,
+        start.session(job, Path(place) / "run", executor="serial", make_workload=TimedWorkload) as session,
     ):
         session.simulation.play()  # the first round warms up
         Spent.steps = Spent.around_steps = Spent.probe = Spent.tests = 0.0

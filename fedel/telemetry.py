@@ -5,11 +5,13 @@ Agents sit behind routers and cannot be scraped: what they know reaches Promethe
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.metrics import MetricWrapperBase
 
 from fedel import __version__
 
@@ -17,6 +19,17 @@ MAX_CLIENTS = 1000
 """Clients with a time series of their own; beyond them the histograms by device type speak alone."""
 MAX_TENSORS = 1000
 PHASES = ("wait", "download", "train", "upload", "fold", "commit", "evaluate")
+OVER_BUDGET_RATIO = 0.2
+"""A round that took a client longer than T_th by more than this counts as over budget."""
+UPLOAD_OUTCOMES = ("accepted", "duplicate", "refused", "broken")
+MESSAGE_REFUSALS = ("superseded", "unknown_run", "join", "done")
+"""What a coordinator does not take: a client's second session, another model, a report of another's task."""
+REFUSALS = (
+    *("checksum", "conflict", "digest", "disk", "dtype", "duplicate", "early", "header", "idle", "late"),
+    *("missing", "not_finite", "range", "sealed", "shape", "size", "starting", "steps", "superseded"),
+    *("unknown_run", "unknown_tensor", "unknown_version", "weight"),
+)
+"""Every reason of ``UpdateRefused``. Counters start at 0 for each: Prometheus sees no increase in a first 1."""
 
 _LATENCY = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DEVIATION = (-0.75, -0.5, -0.25, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
@@ -76,6 +89,11 @@ class CoordinatorMetrics:
         self.client_deviation = gauge(
             "fedel_client_budget_deviation_ratio", "Training time over T_th, minus one, last round", *per_client
         )
+        self.client_over_budget = gauge(
+            "fedel_client_over_budget_rounds",
+            "Rounds in a row that took the client over 1.2 T_th, since the coordinator started",
+            *per_client,
+        )
         self.client_planned = gauge(
             "fedel_client_planned_seconds", "Training seconds predicted from the profile", *per_client
         )
@@ -105,6 +123,9 @@ class CoordinatorMetrics:
         )
         self.bytes_up = counter("fedel_client_upload_bytes_total", "Bytes clients sent", *per_client)
         self.bytes_down = counter("fedel_client_download_bytes_total", "Bytes clients received", *per_client)
+        self.bytes_sent = counter(
+            "fedel_bytes_sent_total", "Bytes that travelled, of every client", "run", "direction"
+        )
         self.bytes_saved = counter(
             "fedel_bytes_saved_total", "Bytes that did not travel, against the full model", "run", "direction"
         )
@@ -125,6 +146,14 @@ class CoordinatorMetrics:
         self.sessions = gauge("fedel_sessions", "Agents with an open session")
         self.heartbeats = counter("fedel_heartbeats_total", "Heartbeats received")
         self.tasks_failed = counter("fedel_tasks_failed_total", "Tasks an agent could not finish", "run")
+        self.refused = counter("fedel_messages_refused_total", "Agents' messages refused, by reason", "reason")
+        for reason in MESSAGE_REFUSALS:
+            self.refused.labels(reason)
+        self._by_run: list[MetricWrapperBase] = [
+            metric
+            for metric in vars(self).values()
+            if isinstance(metric, MetricWrapperBase) and "run" in metric._labelnames
+        ]
         self._labelled: dict[str, set[str]] = {}
 
     def labelled(self, run: str, client: str) -> bool:
@@ -133,6 +162,12 @@ class CoordinatorMetrics:
         if client not in known and len(known) < MAX_CLIENTS:
             known.add(client)
         return client in known
+
+    def forget(self, run: str) -> None:
+        """Drop every time series of a run: it is over, and the coordinator may live for years."""
+        self._labelled.pop(run, None)
+        for metric in self._by_run:
+            metric.remove_by_labels({"run": run})
 
     def observe_round(self, run: str, record: Mapping[str, Any], model_bytes: int) -> None:
         """Take over one line of ``rounds.jsonl``."""
@@ -143,9 +178,11 @@ class CoordinatorMetrics:
         self.bias.labels(run).set(record["o1"])
         for phase, seconds in record.get("phases", {}).items():
             self.round_phase.labels(run, phase).set(seconds)
-        if record["loss"] is not None:
+        # A line that was read back holds null where the loss was NaN.
+        finite = record["loss"] is not None and math.isfinite(record["loss"])
+        if finite:
             self.train_loss.labels(run).set(record["loss"])
-            self.diverged.labels(run).set(0 if abs(record["loss"]) < float("inf") else 1)
+        self.diverged.labels(run).set(0 if finite or not record["num_updates"] else 1)
         for entry in record["clients"]:
             self._observe_client(run, entry, model_bytes)
         trained: dict[str, int] = record.get("tensor_clients", {})
@@ -158,8 +195,9 @@ class CoordinatorMetrics:
         if entry["deviation"] is not None:
             self.deviation.labels(run, entry.get("device_type") or "unknown").observe(entry["deviation"])
         up, down = entry.get("bytes_up", 0), entry.get("bytes_down", 0)
-        self.bytes_saved.labels(run, "up").inc(max(0, model_bytes - up))
-        self.bytes_saved.labels(run, "down").inc(max(0, model_bytes - down))
+        for direction, num_bytes in (("up", up), ("down", down)):
+            self.bytes_sent.labels(run, direction).inc(num_bytes)
+            self.bytes_saved.labels(run, direction).inc(max(0, model_bytes - num_bytes))
         client = entry["client"]
         if not self.labelled(run, client):
             return
@@ -167,6 +205,8 @@ class CoordinatorMetrics:
         end, front = entry["window"] or (0, 0)
         if entry["deviation"] is not None:
             self.client_deviation.labels(*labels).set(entry["deviation"])
+            over = self.client_over_budget.labels(*labels)
+            over.inc() if entry["deviation"] > OVER_BUDGET_RATIO else over.set(0)
         self.client_planned.labels(*labels).set(entry["predicted_seconds"])
         self.client_measured.labels(*labels).set(entry["train_seconds"])
         self.client_end.labels(*labels).set(end)
@@ -197,8 +237,11 @@ class AggregatorMetrics:
             return Counter(name, text, labels, registry=registry)
 
         self.uploads = counter("fedel_uploads_total", "Uploads, by outcome", "outcome")
-        """``accepted``, ``duplicate``, ``refused`` or ``broken``."""
+        for outcome in UPLOAD_OUTCOMES:
+            self.uploads.labels(outcome)
         self.refused = counter("fedel_uploads_refused_total", "Uploads refused, by reason", "reason")
+        for reason in REFUSALS:
+            self.refused.labels(reason)
         self.upload_bytes = counter("fedel_upload_bytes_total", "Bytes of updates received")
         self.download_bytes = counter("fedel_download_bytes_total", "Bytes of models sent")
         self.folding = Histogram(
@@ -237,3 +280,9 @@ class AgentMetrics:
             registry=registry,
         )
         self.reconnects = Counter("fedel_agent_reconnects_total", "Sessions that broke", registry=registry)
+
+    def observe(self, train_seconds: float, budget_seconds: float) -> None:
+        """Take over one task that is done."""
+        self.train_seconds.set(train_seconds)
+        if train_seconds and budget_seconds:
+            self.deviation.set(train_seconds / budget_seconds - 1)

@@ -80,6 +80,11 @@ class ModelSpec:
     def by_name(self) -> Mapping[str, TensorSpec]:
         return {t.name: t for t in self.tensors}
 
+    @cached_property
+    def num_bytes(self) -> int:
+        """Bytes of the whole model on the wire."""
+        return 4 * sum(t.size for t in self.tensors)
+
     def weights_in(self, end: int, front: int) -> tuple[TensorSpec, ...]:
         """The weights of blocks ``end`` to ``front``, both included."""
         return tuple(t for t in self.weights if end <= t.block <= front)

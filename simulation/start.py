@@ -43,7 +43,13 @@ class Session:
 
 @contextmanager
 def session(
-    job: Job, path: Path, *, resume: bool = False, executor: str = "processes", num_workers: int = 0
+    job: Job,
+    path: Path,
+    *,
+    resume: bool = False,
+    executor: str = "processes",
+    num_workers: int = 0,
+    make_workload: type[TorchWorkload] = TorchWorkload,
 ) -> Iterator[Session]:
     """Set up a run in the directory ``path``; its workers end with the block."""
     run, folder = job.run, RunFolder(path)
@@ -58,7 +64,7 @@ def session(
     director.scope = driving_scope(director.strategy, job.scope)
     standing = folder.open(job.table()) or Standing(model.tensors())
     save_profile(base, kept)
-    workload = TorchWorkload(
+    workload = make_workload(
         model,
         data,
         {client.name: part for client, part in zip(clients, parts, strict=True)},

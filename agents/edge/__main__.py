@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from agents.edge.agent import Agent
 from agents.edge.config import AgentConfig
+from agents.edge.shown import shown
 from fedel import config as configuration
 from fedel.errors import FedelError
 from fedel.logs import set_up_logging
@@ -49,12 +50,13 @@ def run(config: AgentConfig) -> int:
 
 async def _run(config: AgentConfig) -> bool:
     """Returns whether a training that was given up still keeps its thread busy."""
-    agent = Agent(config)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop)
-    await agent.run()
-    return agent.worker.busy
+    with shown(config.http) as metrics:
+        agent = Agent(config, metrics=metrics)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.stop)
+        await agent.run()
+        return agent.worker.busy
 
 
 if __name__ == "__main__":

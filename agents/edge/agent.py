@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from grpc import aio
+from prometheus_client import CollectorRegistry
 
 import fedel
 from agents.edge import device
@@ -21,6 +22,7 @@ from agents.edge.slow import Abandoned
 from agents.edge.tasks import Order, Workbench
 from agents.edge.worker import Worker
 from fedel.errors import FedelError
+from fedel.telemetry import AgentMetrics
 from fedel.v1 import coordinator_pb2, task_pb2
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2 import SessionRequest
@@ -37,8 +39,11 @@ TASK, EVALUATION = "task", "evaluation"
 class Agent:
     """Takes part in every run the coordinator offers, until it is told to stop."""
 
-    def __init__(self, config: AgentConfig, root: Path = Path("/")) -> None:
+    def __init__(
+        self, config: AgentConfig, root: Path = Path("/"), metrics: AgentMetrics | None = None
+    ) -> None:
         self.config = config
+        self._metrics = metrics or AgentMetrics(CollectorRegistry())
         self.worker = Worker()
         # One busy thread: its own time does not count waiting for a core that others use.
         alone = config.threads == 1 and config.device == "cpu"
@@ -52,6 +57,7 @@ class Agent:
         """The newest task and the newest evaluation of each run, until the round is closed."""
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._session: Session | None = None
+        self._in_session = False
         self._stopping = asyncio.Event()
         self._channels: dict[str, aio.Channel] = {}
 
@@ -61,7 +67,10 @@ class Agent:
 
     async def run(self) -> None:
         self._session = Session(
-            CoordinatorServiceStub(self._channel(self.config.coordinator)), self._hello(), self._hear
+            CoordinatorServiceStub(self._channel(self.config.coordinator)),
+            self._hello(),
+            self._hear,
+            self._broke,
         )
         tasks = [asyncio.ensure_future(w) for w in (self._session.wait(), self._work(), self._stopping.wait())]
         try:
@@ -101,9 +110,18 @@ class Agent:
         if self._session is not None:
             self._session.send(message)
 
+    def _broke(self) -> None:
+        """A stream ended; one that never came to a welcome was no session."""
+        self._metrics.reconnects.inc(self._in_session)
+        self._in_session = False
+        self._metrics.connected.set(0)
+
     def _hear(self, message: coordinator_pb2.SessionResponse) -> None:
         kind = message.WhichOneof("kind")
-        if kind == "run":
+        if kind == "welcome":
+            self._in_session = True
+            self._metrics.connected.set(1)
+        elif kind == "run":
             self._jobs.put_nowait(partial(self._on_offer, message.run))
         elif kind == "task":
             self._on_task(message.task)
@@ -200,20 +218,25 @@ class Agent:
         try:
             done = await self._bench.train(order, task)
         except Abandoned:
-            self.counts["given_up"] += 1
+            self._count("given_up")
             _log.info("gave up round %d of run '%s'", task.round_num, task.run, extra=about)
             order.settle(None)
             return
         except Exception as error:
-            self.counts["failed"] += 1
+            self._count("failed")
             order.run.folder.outbox.drop(up_to=task.round_num)
             order.settle(self._failed(task.run, task.round_num, error))
             return
-        self.counts["done"] += 1
+        self._count("done")
+        self._metrics.observe(done.report.train_seconds, task.budget_seconds * max(1, done.report.num_steps))
         request = SessionRequest(done=done)
         self._send(request)
         order.settle(request)
         _log.info("%s", _line(done), extra=about)
+
+    def _count(self, outcome: str) -> None:
+        self.counts[outcome] += 1
+        self._metrics.tasks.labels(outcome).inc()
 
     async def _evaluate(self, task: coordinator_pb2.EvaluationTask, order: Order) -> None:
         try:

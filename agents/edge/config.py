@@ -31,6 +31,9 @@ class AgentConfig:
     """Offer to test models on the data set's test data."""
     grace_seconds: float = 10.0
     """How long an upload may still take when the agent is told to stop."""
+    http: str = ""
+    """Show ``/metrics`` on ``host:port``, for a device that can be scraped; port 0 takes a free one, empty
+    switches it off. What the coordinator hears it shows anyway."""
     log_level: str = "INFO"
     log_json: bool = True
     """Logs as JSON lines, or as plain text."""

@@ -36,8 +36,10 @@ class Session:
         stub: CoordinatorServiceAsyncStub,
         hello: coordinator_pb2.Hello,
         hear: Callable[[SessionResponse], None],
+        broke: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stub, self._hello, self._hear = stub, hello, hear
+        """``broke`` is called whenever a stream ends that we did not close."""
+        self._stub, self._hello, self._hear, self._broke = stub, hello, hear, broke
         self._outgoing: Outgoing | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._tries = 0
@@ -72,6 +74,7 @@ class Session:
                 if not worth_retrying(error):
                     self._tries = max(self._tries, _REFUSED_TRIES)
             if not self._closing.is_set():
+                self._broke()
                 level = logging.WARNING if self._tries in (0, _REFUSED_TRIES) else logging.DEBUG
                 _log.log(level, "no session with the coordinator (%s): trying again", why)
                 await self._pause(backoff_seconds(self._tries))

@@ -60,7 +60,8 @@ def pack(patches: Mapping[str, Patch]) -> Payload:
     """Patches to bytes, without copying whole tensors."""
     manifest, buffers = [], []
     for name, patch in patches.items():
-        values = np.ascontiguousarray(patch.values)
+        # A single number has no axes; ascontiguousarray would give it one.
+        shape, values = np.shape(patch.values), np.ascontiguousarray(patch.values)
         pieces = [values.reshape(-1).view(np.uint8).data]
         where = model_pb2.Where()
         if isinstance(patch.where, np.ndarray):
@@ -68,7 +69,7 @@ def pack(patches: Mapping[str, Patch]) -> Payload:
             pieces.insert(0, np.packbits(patch.where).data)
         elif patch.where is not None:
             # numpy takes axes that an index does not name as whole.
-            rest = values.shape[len(patch.where) :]
+            rest = shape[len(patch.where) :]
             where = _where_to_pb((*patch.where, *(slice(0, size) for size in rest)))
         crc = 0
         for piece in pieces:
@@ -77,7 +78,7 @@ def pack(patches: Mapping[str, Patch]) -> Payload:
             model_pb2.TensorManifest(
                 name=name,
                 dtype=dtype_to_pb(str(values.dtype)),
-                shape=np.shape(patch.values),
+                shape=shape,
                 num_bytes=sum(len(piece) for piece in pieces),
                 crc32=crc,
                 where=where,

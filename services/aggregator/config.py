@@ -16,6 +16,10 @@ class AggregatorConfig:
     """Where models and updates are kept; one process alone may use it."""
     port_file: Path | None = None
     """Write the address listened on here, for scripts that asked for port 0."""
+    http: str = ""
+    """Where to show ``/metrics``, ``host:port``; port 0 takes a free one, empty switches it off."""
+    http_port_file: Path | None = None
+    """Write the address of ``http`` here, for scripts that asked for port 0."""
     max_uploads: int = 4
     """Clients that may send at once; the others wait, which costs neither memory nor a thread."""
     max_downloads: int = 8

@@ -40,7 +40,7 @@ class Part:
     def num_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self.header.tensors)
 
-    def append(self, pieces: Sequence[bytes]) -> None:
+    def append(self, pieces: Sequence[bytes | memoryview]) -> None:
         for data in pieces:
             write_all(self.handle, data, self.start + self.received)
             self.received += len(data)

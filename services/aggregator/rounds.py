@@ -81,7 +81,7 @@ class NewRun:
         self.num_bytes = sum(entry.num_bytes for entry in header.tensors)
         self.received = 0
 
-    def append(self, pieces: Sequence[bytes]) -> None:
+    def append(self, pieces: Sequence[bytes | memoryview]) -> None:
         for data in pieces:
             self._writer.put_bytes(self.received, data)
             self.received += len(data)

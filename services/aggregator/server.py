@@ -8,13 +8,19 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import grpc
+
 from fedel.errors import ServiceError
+from fedel.telemetry import AggregatorMetrics
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc
+from fedel.wire.views import upload_message
 from services.aggregator.config import AggregatorConfig
 from services.aggregator.files import write_file
 from services.aggregator.servicer import Aggregator
 from services.aggregator.uploads import in_thread
 from services.runtime import Server
+from services.web.aggregator import showing
+from services.web.server import new_registry
 
 log = logging.getLogger("fedel.aggregator")
 SERVICE = aggregator_pb2.DESCRIPTOR.services_by_name["AggregatorService"].full_name
@@ -34,11 +40,21 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def _uploads_without_copies(aggregator: Aggregator) -> grpc.GenericRpcHandler:
+    """Stands before the generated handler of PutUpdate: the same, but for how chunks are read."""
+    handler = grpc.stream_stream_rpc_method_handler(
+        aggregator.PutUpdate, upload_message, aggregator_pb2.PutUpdateResponse.SerializeToString
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {"PutUpdate": handler})
+
+
 @asynccontextmanager
 async def serving(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregator]]:
     """A server that is ready, with its address; on leaving it stops gracefully."""
     with _locked(config.data_dir):
-        server, aggregator = Server([SERVICE]), Aggregator(config)
+        registry = new_registry("aggregator")
+        server, aggregator = Server([SERVICE]), Aggregator(config, AggregatorMetrics(registry))
+        server.grpc.add_generic_rpc_handlers((_uploads_without_copies(aggregator),))
         aggregator_pb2_grpc.add_AggregatorServiceServicer_to_server(aggregator, server.grpc)
         port = await server.start(config.listen)
         try:
@@ -48,6 +64,7 @@ async def serving(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregat
             if config.port_file is not None:
                 write_file(config.port_file, address.encode())
             log.info("aggregator listens on %s", address)
-            yield address, aggregator
+            async with showing(config, aggregator, registry):
+                yield address, aggregator
         finally:
             await server.stop()

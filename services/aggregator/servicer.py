@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
+from prometheus_client import CollectorRegistry
 
 from fedel.errors import ConfigError, UpdateRefused
+from fedel.telemetry import AggregatorMetrics
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1 import aggregator_pb2_grpc, model_pb2
 from fedel.wire.payload import CHUNK_BYTES
+from fedel.wire.views import UploadPiece
 from services.aggregator.config import AggregatorConfig
 from services.aggregator.files import safe_name
 from services.aggregator.journal import Part
@@ -42,13 +46,16 @@ STATUS = {
     "disk": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 """How a refusal ends its call; a reason that is not here is the caller's mistake: INVALID_ARGUMENT."""
+BROKEN = ("superseded", "idle")
+"""Refusals that only say that a connection is gone."""
 
 
 class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     """All runs of one data directory."""
 
-    def __init__(self, config: AggregatorConfig) -> None:
+    def __init__(self, config: AggregatorConfig, metrics: AggregatorMetrics | None = None) -> None:
         self._config = config
+        self.metrics = metrics or AggregatorMetrics(CollectorRegistry())
         self._folder = config.data_dir / "runs"
         self._uploads = Uploads(config.max_uploads)
         self._downloads = asyncio.Semaphore(config.max_downloads)
@@ -69,6 +76,16 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
                 log.info("took up a run", extra=extra)
 
         self._loaded = True
+
+    def refresh(self) -> None:
+        """Set the gauges that tell how things are now."""
+        for run in self._runs.values():
+            self.metrics.version.labels(run.name).set(run.version)
+        self.metrics.permits.set(self._uploads.num_sending)
+        self.metrics.waiting.set(self._uploads.num_waiting)
+        disk = shutil.disk_usage(self._config.data_dir)
+        self.metrics.disk_free.set(disk.free)
+        self.metrics.disk_size.set(disk.total)
 
     def _check_loaded(self) -> None:
         if not self._loaded:
@@ -107,7 +124,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
 
     async def _header(self, context: Any) -> Any:
         first = await in_time(context.read(), self._config.idle_seconds)
-        if first is aio.EOF or first.WhichOneof("kind") != "header":
+        if first is aio.EOF or isinstance(first, UploadPiece) or first.WhichOneof("kind") != "header":
             raise UpdateRefused("header", "a stream begins with its header")
         return first.header
 
@@ -166,6 +183,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
                 await self._send(context, chunk=model_pb2.Chunk(offset=sent, data=data))
                 sent += num_bytes
         self.counts["bytes_down"] += sent
+        self.metrics.download_bytes.inc(sent)
 
     async def _send(self, context: Any, **kind: Any) -> None:
         await in_time(context.write(pb.GetModelResponse(**kind)), self._config.idle_seconds)
@@ -175,10 +193,25 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         report = header.report
         about = {"run": header.run, "round": report.round_num, "client": report.client}
         async with self._uploads.turn(header.run, report.client) as stream:
-            duplicate = await self._answer(context, self._put(header, stream, context), **about)
+            putting = self._counted(self._put(header, stream, context))
+            duplicate = await self._answer(context, putting, **about)
         self.counts["duplicate" if duplicate else "committed"] += 1
         receipt = pb.UploadReceipt(digest=header.digest, duplicate=duplicate)
         await context.write(pb.PutUpdateResponse(receipt=receipt))
+
+    async def _counted(self, putting: Coroutine[Any, Any, bool]) -> bool:
+        """Count an upload by how it ends; one whose client comes again, or fell silent, just broke."""
+        outcome = "broken"
+        try:
+            duplicate = await putting
+            outcome = "duplicate" if duplicate else "accepted"
+            return duplicate
+        except UpdateRefused as refusal:
+            self.metrics.refused.labels(refusal.reason).inc()
+            outcome = outcome if refusal.reason in BROKEN else "refused"
+            raise
+        finally:
+            self.metrics.uploads.labels(outcome).inc()
 
     async def _put(self, header: pb.UpdateHeader, stream: Stream, context: Any) -> bool:
         """Take an update; true if it was in already."""
@@ -199,11 +232,15 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     async def _receive(self, run: Run, part: Part, stream: Stream, context: Any) -> bool:
         offset = part.received
         await context.write(pb.PutUpdateResponse(permit=pb.UploadPermit(offset=offset)))
-        await receive(context, part, stream, self._config.idle_seconds)
+        try:
+            await receive(context, part, stream, self._config.idle_seconds)
+        finally:
+            self.metrics.upload_bytes.inc(part.received - offset)
         self.counts["bytes_up"] += part.received - offset
         await in_thread(part.sync)
         async with self._lock(run.name):
-            return await in_thread(run.take, part)
+            with self.metrics.folding.time():
+                return await in_thread(run.take, part)
 
     async def _alone(self, run: str, method: Callable[..., T], *arguments: Any) -> T:
         """Call a run's method in a thread, while nobody else is at this run."""
@@ -219,6 +256,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         about = {"run": request.run, "round": request.round_num}
         work = self._alone(request.run, Run.commit, request.round_num, tuple(request.clients))
         answer = await self._answer(context, work, **about)
+        self.metrics.committing.observe(answer.commit_seconds)
         seconds = {"fold_seconds": answer.fold_seconds, "commit_seconds": answer.commit_seconds}
         log.info("closed a round with %d updates", len(request.clients), extra={**about, **seconds})
         return answer

@@ -67,7 +67,7 @@ class TensorWriter:
         write_all(self._handle, data, self.places[name].offset)
         return zlib.crc32(data)
 
-    def put_bytes(self, offset: int, data: bytes) -> None:
+    def put_bytes(self, offset: int, data: bytes | memoryview) -> None:
         """Write bytes of the tensors, counted from the first one's beginning."""
         write_all(self._handle, data, self.start + offset)
 

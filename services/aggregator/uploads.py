@@ -65,6 +65,7 @@ class Uploads:
 
     def __init__(self, max_uploads: int) -> None:
         self._permits = asyncio.Semaphore(max_uploads)
+        self.num_sending, self.num_waiting = 0, 0
         self._streams: dict[tuple[str, str], list[Stream]] = {}
 
     @asynccontextmanager
@@ -89,8 +90,16 @@ class Uploads:
     async def permit(self, stream: Stream) -> AsyncIterator[None]:
         asked = asyncio.ensure_future(self._permits.acquire())
         try:
-            await stream.wait(asked)
-            yield
+            self.num_waiting += 1
+            try:
+                await stream.wait(asked)
+            finally:
+                self.num_waiting -= 1
+            self.num_sending += 1
+            try:
+                yield
+            finally:
+                self.num_sending -= 1
         finally:
             if asked.done():
                 self._permits.release()
@@ -109,7 +118,7 @@ class Sink(Protocol):
         """Bytes that were announced."""
         ...
 
-    def append(self, pieces: Sequence[bytes]) -> None: ...
+    def append(self, pieces: Sequence[bytes | memoryview]) -> None: ...
 
 
 async def receive(context: Any, sink: Sink, stream: Stream, idle_seconds: float) -> None:
@@ -130,11 +139,11 @@ async def receive(context: Any, sink: Sink, stream: Stream, idle_seconds: float)
 
 
 class _Receiver:
-    """Puts the pieces of a payload into its sink, several at a time: each hand-over to a thread has its price."""
+    """Puts the pieces of a payload into its sink, several at a time: handing over to a thread has its price."""
 
     def __init__(self, context: Any, sink: Sink) -> None:
         self._context, self._sink = context, sink
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | memoryview] = []
         self._waiting_bytes = 0
         self.num_messages = 0
 
@@ -151,7 +160,7 @@ class _Receiver:
                 "size", f"the payload ended after {self._sink.received} of {self._sink.num_bytes} bytes"
             )
 
-    async def _put(self, offset: int, data: bytes) -> None:
+    async def _put(self, offset: int, data: bytes | memoryview) -> None:
         expected = self._sink.received + self._waiting_bytes
         if offset != expected or not data or expected + len(data) > self._sink.num_bytes:
             await drain(self._context)

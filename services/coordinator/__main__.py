@@ -12,7 +12,7 @@ from dataclasses import replace
 from fedel import config
 from fedel.errors import FedelError
 from fedel.logs import set_up_logging
-from services.coordinator.config import DATABASE_VARIABLE, CoordinatorConfig
+from services.coordinator.config import DATABASE_VARIABLE, TOKEN_VARIABLE, CoordinatorConfig
 from services.coordinator.server import serving
 from services.runtime import until_told_to_stop
 
@@ -22,8 +22,11 @@ def read_config(path: str | None, overrides: Sequence[str]) -> CoordinatorConfig
     for override in overrides:
         config.override_key(table, override)
     settings = config.parse(CoordinatorConfig, table, path or "--set")
-    url = os.environ.get(DATABASE_VARIABLE)
-    return replace(settings, database_url=url) if url else settings
+    return replace(
+        settings,
+        database_url=os.environ.get(DATABASE_VARIABLE) or settings.database_url,
+        http_token=os.environ.get(TOKEN_VARIABLE) or settings.http_token,
+    )
 
 
 async def serve(settings: CoordinatorConfig) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 DATABASE_VARIABLE = "FEDEL_DATABASE_URL"
 """Environment variable that overrides ``database_url``, because that may hold a password."""
+TOKEN_VARIABLE = "FEDEL_HTTP_TOKEN"
+"""Environment variable that overrides ``http_token``."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,13 @@ class CoordinatorConfig:
     """SQLAlchemy URL: ``sqlite:///file`` or ``postgresql+psycopg://user:password@host/name``."""
     runs_dir: Path | None = None
     """Write ``config.toml``, ``rounds.jsonl`` and ``result.json`` of each run below here, if given."""
+    http: str = ""
+    """Address and port of the live page, its JSON and ``/metrics``; port 0 takes a free one, empty switches it
+    off. Everybody who reaches it may look."""
+    http_port_file: Path | None = None
+    """Write the address of the page here, for scripts that asked for port 0."""
+    http_token: str = ""
+    """Whoever has it may pause, resume and stop runs from the page; empty lets nobody."""
     heartbeat_seconds: float = 5.0
     """How often agents are asked to show that they are alive."""
     silent_heartbeats: float = 3.0

@@ -11,11 +11,13 @@ from collections.abc import Callable
 
 import grpc
 from grpc import aio
+from prometheus_client import CollectorRegistry
 
 from fedel.errors import ConfigError, FedelError, ServiceError
 from fedel.roles.coordinator import Director
 from fedel.roles.sharding import assign
 from fedel.run import RunConfig
+from fedel.telemetry import CoordinatorMetrics
 from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 from services.coordinator.config import CoordinatorConfig
@@ -48,16 +50,19 @@ class Coordinator:
         shards: Shards,
         clock: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
+        metrics: CoordinatorMetrics | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self.shards = shards
+        self.clock = clock
+        self.metrics = metrics or CoordinatorMetrics(CollectorRegistry())
         self.fleet = Fleet(config.silent_seconds, now)
         self.runs: dict[str, Run] = {}
         """Those that this process drives or has driven."""
         self.drives: dict[str, asyncio.Task[None]] = {}
         self.stopping = False
-        self._tools = Tools(store, self.fleet, shards, clock, config.runs_dir)
+        self._tools = Tools(store, self.fleet, shards, self.metrics, clock, config.runs_dir)
 
     async def start(self) -> None:
         """Go on with every run that has not ended."""

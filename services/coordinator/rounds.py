@@ -236,6 +236,9 @@ async def _finish(run: Run, now: OpenRound) -> None:
     await asyncio.to_thread(run.tools.store.close_round, run.name, now.round_num, text, run.tools.clock(), best)
     run.best_accuracy = best[1] if best else run.best_accuracy
     run.round, run.evaluation, run.last_record = None, None, record
+    run.tools.metrics.observe_round(run.name, record, run.spec.num_bytes)
+    if result is not None:
+        run.tools.metrics.observe_evaluation(run.name, result.accuracy, result.loss)
     await asyncio.to_thread(run.write, lambda directory: directory.append(text))
     log.info("%s", _line(record), extra={"run": run.name, "round": now.round_num})
     run.news.notify()

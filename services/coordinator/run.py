@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from fedel.errors import ServiceError
 from fedel.roles.coordinator import Director, memory_of
 from fedel.run import RunConfig
+from fedel.telemetry import CoordinatorMetrics
 from fedel.types import Plan, Report, Task
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.codec import report_from_pb, task_to_pb
@@ -51,6 +52,7 @@ class Tools:
     store: Store
     fleet: Fleet
     shards: Shards
+    metrics: CoordinatorMetrics
     clock: Callable[[], float] = time.time
     """Unix seconds, for what is written down; how long things take is told by the event loop."""
     runs_dir: Path | None = None
@@ -190,12 +192,14 @@ class Run:
             return
         if reason := objection(join, self.spec):
             self.counts["refused:join"] += 1
+            self.tools.metrics.refused.labels("join").inc()
             log.warning("refused %s: %s", session.client, reason, extra=self.about | {"client": session.client})
             session.push(pb.SessionResponse(refused=pb.JoinRefused(run=self.name, reason=reason)))
             return
         row = row_of(self.name, session.client, session.device, join, self.tools.clock())
         await asyncio.to_thread(self.tools.store.put_client, row)
         self.members.put(row)
+        log.info("%s joined", session.client, extra=self.about | {"client": session.client})
         session.joined.add(self.name)
         if self.round is not None and session.client in self.round.tasks:
             self.round.lost.pop(session.client, None)
@@ -235,6 +239,7 @@ class Run:
         newest = self.round.round_num if self.round else self.state.round_num - 1
         if report.client != client or not 0 <= report.round_num <= newest:
             self.counts["refused:done"] += 1
+            self.tools.metrics.refused.labels("done").inc()
             log.warning(
                 "ignored a task of %s, round %d", report.client, report.round_num, extra={"client": client}
             )
@@ -256,6 +261,7 @@ class Run:
 
     def failed(self, client: str, failure: pb.TaskFailed) -> None:
         self.counts["failed"] += 1
+        self.tools.metrics.tasks_failed.labels(self.name).inc()
         log.warning("%s failed: %s", client, failure.message, extra=self.about | {"client": client})
         if failure.round_num >= 0:
             if self.round is not None and failure.round_num == self.round.round_num:

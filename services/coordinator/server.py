@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from fedel.telemetry import CoordinatorMetrics
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from services.coordinator.config import CoordinatorConfig
@@ -17,6 +18,8 @@ from services.coordinator.shards import Shards
 from services.coordinator.sql import SqlStore
 from services.coordinator.store import Store
 from services.runtime import Server
+from services.web.coordinator import showing
+from services.web.server import new_registry
 
 log = logging.getLogger(__name__)
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -29,7 +32,9 @@ async def serving(
     """A server that is ready, with its address; on leaving it stops, and its runs go on at the next start."""
     kept: Store = await asyncio.to_thread(SqlStore, config.database_url) if store is None else store
     shards = shards or Shards(config.aggregators)
-    coordinator, server = Coordinator(config, kept, shards), Server([SERVICE])
+    registry = new_registry("coordinator")
+    coordinator = Coordinator(config, kept, shards, metrics=CoordinatorMetrics(registry))
+    server = Server([SERVICE])
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
     try:
         await coordinator.start()
@@ -39,7 +44,8 @@ async def serving(
         if config.port_file is not None:
             await asyncio.to_thread(_write, config.port_file, address)
         log.info("coordinator listens on %s", address)
-        yield address, coordinator
+        async with showing(coordinator, registry):
+            yield address, coordinator
     finally:
         await coordinator.stop()
         await server.stop()

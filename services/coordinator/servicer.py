@@ -62,6 +62,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         client = session.client
         if session.superseded:
             self.counts["superseded"] += 1
+            self._coordinator.metrics.refused.labels("superseded").inc()
             await refuse(
                 context,
                 grpc.StatusCode.ALREADY_EXISTS,
@@ -100,11 +101,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         kind = request.WhichOneof("kind")
         if kind is None or kind in ("hello", "heartbeat"):
             self.counts["heartbeats"] += kind == "heartbeat"
+            self._coordinator.metrics.heartbeats.inc(kind == "heartbeat")
             return
         message = getattr(request, kind)
         run = self._coordinator.runs.get(message.run)
         if run is None:
             self.counts["unknown_run"] += 1
+            self._coordinator.metrics.refused.labels("unknown_run").inc()
             reason = f"this coordinator has no live run '{message.run}': wait for an offer"
             session.push(pb.SessionResponse(refused=pb.JoinRefused(run=message.run, reason=reason)))
         elif isinstance(message, pb.Join):

@@ -10,7 +10,7 @@ from services.coordinator.members import Member
 from services.coordinator.run import PHASES, Run
 from services.coordinator.store import COMMITTED, OPEN, SEALED, RunRow
 
-_ROUND_PHASES = {OPEN: "train", SEALED: "fold", COMMITTED: "evaluate"}
+ROUND_PHASES = {OPEN: "train", SEALED: "fold", COMMITTED: "evaluate"}
 
 
 def live(run: Run) -> pb.RunStatus:
@@ -25,7 +25,7 @@ def live(run: Run) -> pb.RunStatus:
         round_num=now.round_num if now else run.state.round_num,
         num_rounds=run.config.rounds.num_rounds,
         budget_seconds=budgets[0] if budgets else run.last_record.get("budget_seconds", 0.0),
-        round_phase=_ROUND_PHASES[now.status] if now else "waiting",
+        round_phase=ROUND_PHASES[now.status] if now else "waiting",
         round_seconds=max(0.0, run.tools.clock() - now.opened_at) if now else 0.0,
         model_version=run.state.round_num,
         clients=[_client(run, member) for member in run.members],

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedel.core.aggregation import MaskedMean, NormalisedMean
+from fedel.core.aggregation import ExactSum, MaskedMean, NormalisedMean
 from fedel.errors import UpdateRefused
 from fedel.types import Patch
 
@@ -155,3 +155,39 @@ def test_an_unsound_update_is_refused_whole(values, reason):
 def test_a_weight_must_count(weight):
     with pytest.raises(UpdateRefused, match="weight"):
         MaskedMean(weighted=True).add({"a": Patch(f32(1.0))}, weight)
+
+
+def test_large_sums_that_cancel_do_not_depend_on_the_order():
+    values = [60_000.0, -60_000.0, 1.23e-7, 3.1e-7, 2e-12, 7e-12]
+    results = set()
+    for order in itertools.permutations(values):
+        new = fold(MaskedMean(), [({"w": Patch(f32(value))},) for value in order], {"w": f32(0.0)})
+        results.add(new["w"].tobytes())
+    assert 1 == len(results)
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20), st.sampled_from([1.0, 3.0, 1e6]))
+def test_fixed_point_is_the_nearest_whole_number_at_every_size(values, weight):
+    total = ExactSum((len(values),), 20)
+    array = np.array(values, np.float32)
+    total.add(array, weight, None, float(np.abs(array).max()))
+    expected = [round(float(value) * weight * 2**20) * 2.0**-20 for value in array]
+    assert expected == total.total().tolist()
+
+
+def test_a_part_of_the_model_can_be_finished_alone():
+    model = {"a": f32(1, 1), "b": f32(2, 2)}
+    for mean in (MaskedMean(), NormalisedMean()):
+        mean.add({"a": Patch(f32(5, 6)), "b": Patch(f32(7, 8))}, 2, *[3] * isinstance(mean, NormalisedMean))
+        whole = mean.finish(model)
+        for name in model:
+            assert {name: whole[name].tolist()} == {
+                key: value.tolist() for key, value in mean.finish({name: model[name]}).items()
+            }
+
+
+def test_an_update_that_was_refused_leaves_fednova_as_it_was():
+    mean = NormalisedMean()
+    with pytest.raises(UpdateRefused, match="'b'"):
+        mean.add({"a": Patch(f32(5.0)), "b": Patch(f32(np.nan))}, 1, 2)
+    assert [3.0] == mean.finish({"a": f32(3.0)})["a"].tolist()

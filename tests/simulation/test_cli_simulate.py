@@ -64,7 +64,14 @@ def test_a_second_run_of_the_same_name_is_refused(job_file, tmp_path):
 
 
 def test_ctrl_c_stops_the_workers_and_the_run_goes_on_later(job_file, tmp_path, request):
-    command = [sys.executable, "-m", "tests.simulation.test_cli_simulate", str(job_file), "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.simulation.test_cli_simulate",
+        str(job_file),
+        "--out",
+        str(tmp_path),
+    ]
     command += ["--workers", "2", "--set", "rounds.num_rounds=100000"]
     environment = {**os.environ, "PYTHONPATH": str(request.config.rootpath)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:

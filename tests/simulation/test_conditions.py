@@ -85,7 +85,9 @@ def test_heat_shows_in_the_clock_but_not_in_what_the_strategy_plans():
     cool = play(run, fleet(4))
     hot = play(run, fleet(4), faults=Faults(drift_factor=3.0, drift_rounds=4))
     assert same_bits(cool.model, hot.model)
-    ratios = [h["latency_seconds"] / c["latency_seconds"] for h, c in zip(hot.records, cool.records, strict=True)]
+    ratios = [
+        h["latency_seconds"] / c["latency_seconds"] for h, c in zip(hot.records, cool.records, strict=True)
+    ]
     assert pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0]) == ratios
     one, other = hot.records[4]["clients"][0], cool.records[4]["clients"][0]
     assert one["predicted_seconds"] == other["predicted_seconds"]

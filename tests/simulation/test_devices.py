@@ -47,7 +47,10 @@ def test_a_type_may_bring_a_profile_that_is_slow_in_its_own_way(tmp_path):
     own = fakes.profile()
     times = tuple(replace(t, update_seconds=t.update_seconds * (9 if t.block == 1 else 1)) for t in own.tensors)
     save_profile(replace(own, tensors=times), tmp_path / "pi.json")
-    table = {"counts": {"orin": 1, "pi": 1}, "types": {"pi": {"profile": str(tmp_path / "pi.json"), "slowness": 2}}}
+    table = {
+        "counts": {"orin": 1, "pi": 1},
+        "types": {"pi": {"profile": str(tmp_path / "pi.json"), "slowness": 2}},
+    }
     orin, pi = build(table, 2)
     ratios = {
         t.block: pytest.approx(p.update_seconds / t.update_seconds)

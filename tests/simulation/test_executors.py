@@ -1,4 +1,4 @@
-import os
+import multiprocessing
 from functools import partial
 
 import pytest
@@ -54,20 +54,9 @@ def test_a_worker_that_dies_is_missed():
 
 
 def test_workers_end_with_their_executor():
-    def children():
-        return [pid for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == os.getpid()]
-
-    before = children()
+    before = multiprocessing.active_children()
     play(run_config(num_rounds=1), fleet(4), partial(Processes, num_workers=3))
-    assert before == children()
-
-
-def _parent(pid: str) -> int:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return -1
+    assert before == multiprocessing.active_children()
 
 
 def test_a_board_holds_what_was_written_and_is_read_only():

@@ -48,7 +48,9 @@ def test_a_crash_between_the_model_and_the_state_costs_one_round(tmp_path):
 
 
 def test_old_rounds_leave_nothing_behind(tmp_path):
-    run = run_config({"name": "depthfl", "feddyn_alpha": 0.1, "num_clients": 6}, num_rounds=5, num_participants=2)
+    run = run_config(
+        {"name": "depthfl", "feddyn_alpha": 0.1, "num_clients": 6}, num_rounds=5, num_participants=2
+    )
     play(run, fleet(6), folder=tmp_path)
     kept = {file.name for file in (tmp_path / "state").iterdir()}
     assert {"state.json", "model-5.safetensors", "fold-5.safetensors"} <= kept

@@ -79,7 +79,9 @@ def test_a_run_learns_and_leaves_everything_in_its_directory(job, tmp_path):
     assert {"config.toml", "result.json", "rounds.jsonl", "model.safetensors", "best.safetensors"} <= {
         file.name for file in (tmp_path / "run").iterdir()
     }
-    assert {"model-5.safetensors", "model-10.safetensors"} <= {f.name for f in (tmp_path / "run").glob("model-*")}
+    assert {"model-5.safetensors", "model-10.safetensors"} <= {
+        f.name for f in (tmp_path / "run").glob("model-*")
+    }
     stored = runs.load(tmp_path / "run")
     assert result == stored.result
     assert wanted == Job.parse(stored.settings)

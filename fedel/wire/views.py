@@ -1,0 +1,63 @@
+"""A chunk read out of an upload's message without copying it; protobuf would copy it twice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedel.v1.aggregator_pb2 import PutUpdateRequest
+
+_CHUNK_TAG = 0x12
+"""Field 2 of PutUpdateRequest: a message."""
+_OFFSET_TAG, _DATA_TAG = 0x08, 0x12
+"""Fields 1 and 2 of Chunk: a number, then bytes."""
+
+
+class ChunkView(NamedTuple):
+    """What a ``fedel.v1.Chunk`` holds."""
+
+    offset: int
+    data: memoryview
+
+
+class UploadPiece(NamedTuple):
+    """What a ``PutUpdateRequest`` with a chunk holds."""
+
+    chunk: ChunkView
+
+
+def upload_message(message: bytes) -> PutUpdateRequest | UploadPiece:
+    """Any message of an upload; a chunk as a view of ``message``."""
+    return _piece(message) or PutUpdateRequest.FromString(message)
+
+
+def _piece(message: bytes) -> UploadPiece | None:
+    """``None`` unless it is one chunk with its fields in order, as every known writer puts them."""
+    try:
+        if message[0] != _CHUNK_TAG:
+            return None
+        length, position = _number(message, 1)
+        if position + length != len(message):
+            return None
+        offset = 0
+        if message[position] == _OFFSET_TAG:
+            offset, position = _number(message, position + 1)
+        if message[position] != _DATA_TAG:
+            return None
+        length, position = _number(message, position + 1)
+    except IndexError:
+        return None
+    if position + length != len(message):
+        return None
+    return UploadPiece(ChunkView(offset, memoryview(message)[position:]))
+
+
+def _number(message: bytes, position: int) -> tuple[int, int]:
+    """A number in protobuf's variable length, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7

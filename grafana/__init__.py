@@ -1,0 +1,1 @@
+"""Dashboards as code: ``python -m grafana.build`` writes ``dashboards/*.json``."""

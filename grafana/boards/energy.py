@@ -1,0 +1,77 @@
+"""What training costs the devices that can tell: power, energy, heat, memory."""
+
+from __future__ import annotations
+
+from grafana.panels import CLIENT, RUN, Json, bars, dashboard, lines, query, stat
+
+_CLIENT = '{run="$run", client=~"$client"}'
+_HOT = (("green", None), ("yellow", 75), ("red", 90))
+
+
+def board() -> Json:
+    return dashboard(
+        "fedel-energy",
+        "FedEL: energy",
+        "Jetsons and machines with RAPL tell their power, most tell a temperature. Devices that tell nothing"
+        " are missing here. Only the time of training counts.",
+        [
+            stat(
+                "Energy",
+                "joule",
+                "Of all clients that tell it, since the coordinator started.",
+                'run:fedel_client_energy_joules:sum{run="$run"}',
+                width=6,
+            ),
+            stat(
+                "Energy a round",
+                "joule",
+                "Of all clients that tell it, on the mean.",
+                'run:fedel_client_energy_joules:sum{run="$run"} / on (run) sum by (run) (fedel_rounds_total)',
+                width=6,
+            ),
+            stat(
+                "Power while training",
+                "watt",
+                "Sum over the clients that tell it, each while it trains.",
+                'sum(fedel_client_power_watts{run="$run"})',
+                width=6,
+            ),
+            stat(
+                "Hottest device",
+                "celsius",
+                "Highest temperature of the last round.",
+                'max(fedel_client_temperature_celsius{run="$run"})',
+                _HOT,
+                width=6,
+            ),
+            lines(
+                "Power by client",
+                "watt",
+                "Mean power of each client while it trained in its last round.",
+                query(f"fedel_client_power_watts{_CLIENT}", "{{client}}"),
+                low=0,
+            ),
+            lines(
+                "Temperature by client",
+                "celsius",
+                "Highest temperature while training. A device that throttles runs over T_th.",
+                query(f"fedel_client_temperature_celsius{_CLIENT}", "{{client}}"),
+                steps=_HOT,
+            ),
+            bars(
+                "Energy by client",
+                "joule",
+                "The 20 clients that used most, since the coordinator started.",
+                query(f"topk(20, fedel_client_energy_joules_total{_CLIENT})", "{{client}}"),
+                low=0,
+            ),
+            bars(
+                "Peak memory by client",
+                "bytes",
+                "The 20 clients with most resident memory while training.",
+                query(f"topk(20, fedel_client_peak_memory_bytes{_CLIENT})", "{{client}}"),
+                low=0,
+            ),
+        ],
+        [RUN, CLIENT],
+    )

@@ -1,0 +1,87 @@
+"""Where the seconds of a round go."""
+
+from __future__ import annotations
+
+from grafana.panels import CLIENT, RUN, Json, dashboard, histogram, lines, query, stat
+
+
+def board() -> Json:
+    return dashboard(
+        "fedel-latency",
+        "FedEL: round latency by phase",
+        "Where the seconds of a round go. Phases on devices overlap between clients: the longest is shown.",
+        [
+            stat(
+                "Last round",
+                "s",
+                "Seconds from the first task of the last round to its new model.",
+                'fedel_round_last_latency_seconds{run="$run"}',
+                width=6,
+            ),
+            stat(
+                "Median of an hour",
+                "s",
+                "Half of the rounds of the last hour were faster. Read from buckets, so it is rough.",
+                'run:fedel_round_latency_seconds:p50_1h{run="$run"}',
+                width=6,
+            ),
+            stat(
+                "95th percentile of an hour",
+                "s",
+                "One round in twenty of the last hour was slower. Read from buckets, so it is rough.",
+                'run:fedel_round_latency_seconds:p95_1h{run="$run"}',
+                width=6,
+            ),
+            stat(
+                "Deadline",
+                "s",
+                "Seconds after which the open round may close without everybody.",
+                'fedel_round_deadline_seconds{run="$run"}',
+                width=6,
+            ),
+            lines(
+                "Seconds by phase",
+                "s",
+                "The last round, phase by phase: wait (for a permit), download, train and upload on the slowest"
+                " device; fold, commit and evaluate on the servers.",
+                query('fedel_round_phase_seconds{run="$run"}', "{{phase}}"),
+                stacked=True,
+                low=0,
+                size=(24, 10),
+            ),
+            histogram(
+                "Rounds by latency",
+                "s",
+                "How many rounds took how long.",
+                'sum by (le) (increase(fedel_round_latency_seconds_bucket{run="$run"}[$__rate_interval]))',
+            ),
+            lines(
+                "Open round against its deadline",
+                "s",
+                "Seconds since the open round began (0 between rounds), and when it may close.",
+                query('run:fedel_round_open_seconds:max{run="$run"}', "open for"),
+                query('fedel_round_deadline_seconds{run="$run"}', "deadline"),
+                low=0,
+                size=(12, 9),
+            ),
+            lines(
+                "Measured training seconds",
+                "s",
+                "What each client's last round took it.",
+                query('fedel_client_train_seconds{run="$run", client=~"$client"}', "{{client}}"),
+                low=0,
+            ),
+            lines(
+                "Measured over planned",
+                "percentunit",
+                "Measured training seconds over those its timing profile promised, minus one. A client far from"
+                " 0 should measure its profile again.",
+                query(
+                    'fedel_client_train_seconds{run="$run", client=~"$client"}'
+                    ' / fedel_client_planned_seconds{run="$run", client=~"$client"} - 1',
+                    "{{client}}",
+                ),
+            ),
+        ],
+        [RUN, CLIENT],
+    )

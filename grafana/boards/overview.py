@@ -1,0 +1,122 @@
+"""Everything at a glance: is the run going on, does it learn, do the clients keep their budget."""
+
+from __future__ import annotations
+
+from grafana.panels import GOOD_IS_LOW, Json, dashboard, lines, query, stat
+
+
+def board() -> Json:
+    return dashboard(
+        "fedel-overview",
+        "FedEL: overview",
+        "One run at a glance. The other dashboards are behind the menu at the top right.",
+        [
+            stat(
+                "Open round",
+                "prefix:round ",
+                "Number of the open round, from 0.",
+                'fedel_round_number{run="$run"}',
+                decimals=0,
+            ),
+            stat(
+                "Accuracy",
+                "percentunit",
+                "Test accuracy of the newest model that was tested.",
+                'fedel_model_accuracy_ratio{run="$run"}',
+                decimals=1,
+            ),
+            stat(
+                "Last round",
+                "s",
+                "Seconds from the first task of the last round to its new model.",
+                'fedel_round_last_latency_seconds{run="$run"}',
+            ),
+            stat(
+                "T_th",
+                "s",
+                "The time budget of one training step, the same for every client.",
+                'fedel_budget_seconds{run="$run"}',
+            ),
+            stat(
+                "Worst client against T_th",
+                "percentunit",
+                "Largest training time over T_th, minus one, in each client's last round.",
+                'max(fedel_client_budget_deviation_ratio{run="$run"})',
+                GOOD_IS_LOW,
+                decimals=1,
+            ),
+            stat(
+                "Uploads saved",
+                "percentunit",
+                "Share of the bytes that full models would have sent and clients did not.",
+                'run:fedel_bytes_saved:ratio{run="$run", direction="up"}',
+                decimals=1,
+            ),
+            stat(
+                "Agents connected",
+                "suffix: agents",
+                "Agents with an open session, of all runs.",
+                "sum(fedel_sessions)",
+                (("red", None), ("green", 1)),
+                decimals=0,
+            ),
+            stat(
+                "Alerts firing",
+                "suffix: alerts",
+                "FedEL's alerts that fire now; docs/monitoring.md says what to do about each.",
+                'count(ALERTS{alertname=~"Fedel.+", alertstate="firing"}) or vector(0)',
+                (("green", None), ("red", 1)),
+                decimals=0,
+            ),
+            lines(
+                "Accuracy",
+                "percentunit",
+                "Test accuracy of the newest model that was tested.",
+                query('fedel_model_accuracy_ratio{run="$run"}', "accuracy"),
+                low=0,
+                high=1,
+            ),
+            lines(
+                "Loss",
+                "none",
+                "Cross-entropy in nats: mean over the clients of the last round, and on test data.",
+                query('fedel_model_train_loss{run="$run"}', "training"),
+                query('fedel_model_test_loss{run="$run"}', "test"),
+            ),
+            lines(
+                "Round latency",
+                "s",
+                "How long rounds take, and how long the open one has been open (0 between rounds).",
+                query('fedel_round_last_latency_seconds{run="$run"}', "last round"),
+                query('run:fedel_round_open_seconds:max{run="$run"}', "open round"),
+                low=0,
+            ),
+            lines(
+                "Deviation from T_th",
+                "percentunit",
+                "Training time over T_th, minus one, over the clients. Above 20 % counts as over budget.",
+                query('max(fedel_client_budget_deviation_ratio{run="$run"})', "worst"),
+                query('quantile(0.5, fedel_client_budget_deviation_ratio{run="$run"})', "median"),
+                query('min(fedel_client_budget_deviation_ratio{run="$run"})', "fastest"),
+                steps=GOOD_IS_LOW,
+            ),
+            lines(
+                "Bytes",
+                "Bps",
+                "Bytes a second that clients send and receive, of every client of the run.",
+                query(
+                    'sum by (direction) (rate(fedel_bytes_sent_total{run="$run"}[$__rate_interval]))',
+                    "{{direction}}",
+                ),
+                low=0,
+            ),
+            lines(
+                "Rounds closed",
+                "suffix: rounds",
+                "Rounds so far: closed by every client, or partial where some did not come back.",
+                query('fedel_rounds_total{run="$run"}', "{{outcome}}"),
+                stacked=True,
+                low=0,
+            ),
+        ],
+    )

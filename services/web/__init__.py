@@ -1,0 +1,1 @@
+"""What services show over HTTP: their metrics, and on the coordinator a live page with the JSON behind it."""

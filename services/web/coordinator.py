@@ -1,0 +1,42 @@
+"""The coordinator over HTTP: the live page, its JSON, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from services.coordinator.coordinator import Coordinator
+from services.coordinator.gauges import Gauges
+from services.web.api import Api
+from services.web.events import collected
+from services.web.reader import Reader
+from services.web.server import Handler, listening, new_app
+
+STATIC = Path(__file__).with_name("static")
+
+
+@asynccontextmanager
+async def showing(coordinator: Coordinator, registry: CollectorRegistry) -> AsyncIterator[str]:
+    """Show a coordinator while the context lasts, if it is to be shown; gives the address, else nothing."""
+    config = coordinator.config
+    if not config.http:
+        yield ""
+        return
+    with collected() as events:
+        app = new_app(registry, Gauges(coordinator, coordinator.metrics).refresh)
+        Api(Reader(coordinator), events, config.http_token).add_to(app)
+        for file in STATIC.iterdir():
+            app.router.add_get("/" if file.name == "index.html" else f"/{file.name}", _sender(file))
+        async with listening(app, config.http, config.http_port_file) as address:
+            yield address
+
+
+def _sender(file: Path) -> Handler:
+    async def send(_request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(file, headers={"Cache-Control": "no-cache"})
+
+    return send

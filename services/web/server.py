@@ -1,0 +1,142 @@
+"""The HTTP side of a service: ``/healthz``, ``/metrics``, and headers that every answer carries."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+
+from fedel.errors import FedelError, ServiceError
+from fedel.telemetry import build_info
+
+log = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+STOP_SECONDS = 2.0
+"""How long requests under way may take when the service stops."""
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format, as every version of it understands it."""
+FOLLOWERS = web.AppKey("followers", set)
+"""Tasks that answer a request for ever: they are ended when the service stops."""
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def new_registry(service: str) -> CollectorRegistry:
+    """A registry with what every process tells of itself: memory, CPU, Python, version."""
+    registry = CollectorRegistry(auto_describe=True)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    build_info(registry, service)
+    return registry
+
+
+def new_app(registry: CollectorRegistry, refresh: Callable[[], None]) -> web.Application:
+    """Health and metrics; ``refresh`` sets, before each scrape, the gauges that tell how things are."""
+
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def metrics(request: web.Request) -> web.Response:
+        refresh()
+        zipped = "gzip" in request.headers.get("Accept-Encoding", "")
+        text = await asyncio.to_thread(_exposition, registry, zipped)
+        headers = {"Content-Type": TEXT_FORMAT} | ({"Content-Encoding": "gzip"} if zipped else {})
+        return web.Response(body=text, headers=headers)
+
+    app = web.Application(middlewares=[_answered])
+    app[FOLLOWERS] = set()
+    app.on_response_prepare.append(_add_headers)
+    app.on_shutdown.append(_end_followers)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/metrics", metrics)
+    return app
+
+
+@asynccontextmanager
+async def listening(app: web.Application, address: str, port_file: Path | None = None) -> AsyncIterator[str]:
+    """Serve on ``host:port`` while the context lasts; port 0 takes a free one. Gives the address."""
+    host, _, port = address.rpartition(":")
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        except (OSError, ValueError) as error:
+            raise ServiceError(
+                f"http = {address!r}: cannot listen there ({error}); write host:port, with a port that is free"
+            ) from None
+        found = f"{host}:{runner.addresses[0][1]}"
+        if port_file is not None:
+            await asyncio.to_thread(_write, port_file, found)
+        log.info("HTTP on http://%s", found)
+        yield found
+    finally:
+        await runner.cleanup()
+
+
+class Problem(Exception):
+    """Ends a request with a status and a message that says what to do."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@web.middleware
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong is told as JSON."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return _error(problem.status, str(problem))
+    except web.HTTPNotFound:
+        return _error(404, f"nothing is at {request.path}: docs/api.md lists what there is")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _error(405, f"{request.method} is not for {request.path}: it takes {allowed}")
+    except web.HTTPException as error:
+        return _error(error.status, error.text or error.reason)
+    except FedelError as error:
+        return _error(503, str(error))
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return _error(500, "the service failed here: its log tells more")
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
+
+
+async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers.setdefault("Cache-Control", "no-store")
+
+
+async def _end_followers(app: web.Application) -> None:
+    for task in app[FOLLOWERS]:
+        task.cancel()
+
+
+def _exposition(registry: CollectorRegistry, zipped: bool) -> bytes:
+    text = generate_latest(registry)
+    return gzip.compress(text, compresslevel=1) if zipped else text
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,176 @@
+"""A whole federation on the loopback, in this process; and following a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from agents.edge.agent import Agent
+from agents.edge.config import AgentConfig
+from cli.submit import create, follow, save_model
+from fedel.run import RunConfig
+from fedel.training.settings import DataPart
+from fedel.types import Tensors
+from fedel.v1 import coordinator_pb2 as pb
+from services.aggregator.config import AggregatorConfig
+from services.aggregator.server import serving as aggregating
+from services.aggregator.servicer import Aggregator
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.server import serving as coordinating
+from tests.agents.stand_ins import running
+from tests.federation.proxy import Proxy
+from tests.federation.trainers import scale_of, spec_of
+from tests.strategies.fakes import WORK, initial_model
+
+PATIENCE_SECONDS = 60.0
+"""A test that waits longer for one thing has failed."""
+_LOOK_SECONDS = 0.01
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def job_of(
+    strategy: dict[str, Any],
+    num_clients: int,
+    num_rounds: int = 3,
+    seed: int = 5,
+    trainer: str = "uneven",
+    work: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    budget: dict[str, Any] | None = None,
+    **rounds: Any,
+) -> RunConfig:
+    """A job for the uneven fleet."""
+    table = {
+        "seed": seed,
+        "strategy": strategy,
+        "workload": {"model": "fake", "data": "fake", "model_options": options or {}},
+        "rounds": {"num_rounds": num_rounds, "min_clients": num_clients, "evaluate_every": 0, **rounds},
+        "budget": budget or {},
+        "work": asdict(WORK) | (work or {}),
+        "trainer": f"tests.federation.trainers:{trainer}",
+    }
+    return RunConfig.parse(table)
+
+
+async def create_run(address: str, run: str, job: RunConfig) -> None:
+    spec = spec_of(scale_of(job))
+    await create(address, run, job, spec, initial_model(spec))
+
+
+async def model_of(address: str, run: str, folder: Path) -> Tensors:
+    """The run's newest model, as a user would fetch it."""
+    path = folder / f"{run}.safetensors"
+    await save_model(address, run, path)
+    return load_file(path)
+
+
+class Watch:
+    """Follows a run, also across restarts of its coordinator."""
+
+    def __init__(self, address: str, run: str) -> None:
+        self.run = run
+        self.status = pb.RunStatus()
+        self.records: list[dict[str, Any]] = []
+        """Of the rounds closed so far."""
+        self._following = asyncio.ensure_future(follow(address, run, self._show))
+
+    def _show(self, status: pb.RunStatus) -> None:
+        self.status = status
+        self.records += [json.loads(text) for text in status.rounds_json]
+
+    @property
+    def counted(self) -> list[list[str]]:
+        """Whose updates counted, by round."""
+        return [[entry["client"] for entry in record["clients"]] for record in self.records]
+
+    def done(self, round_num: int) -> set[str]:
+        """Clients that are done with this round, while it is open."""
+        if self.status.round_num != round_num:
+            return set()
+        return {client.client for client in self.status.clients if client.phase == "done"}
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Until the condition holds of what was seen so far; the run must not end before."""
+        await until(lambda: condition() or self._following.done(), f"{what}; run {self.run}: {self.status}")
+        assert condition(), f"run '{self.run}' ended before {what}: {self.status}"
+
+    async def ended(self) -> pb.RunStatus:
+        await until(self._following.done, f"the end of run '{self.run}'")
+        return self._following.result()
+
+    async def finished(self) -> None:
+        """The run must end well."""
+        last = await self.ended()
+        assert pb.RUN_PHASE_FINISHED == last.phase, last.message
+
+    async def close(self) -> None:
+        self._following.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._following
+
+
+@asynccontextmanager
+async def watching(address: str, run: str) -> AsyncIterator[Watch]:
+    watch = Watch(address, run)
+    try:
+        yield watch
+    finally:
+        await watch.close()
+
+
+@dataclass(frozen=True)
+class Servers:
+    address: str
+    """The coordinator's."""
+    aggregators: tuple[Aggregator, ...]
+    proxy: Proxy
+    """Between everybody else and the first aggregator."""
+
+
+@asynccontextmanager
+async def servers(
+    folder: Path, num_aggregators: int = 1, heartbeat_seconds: float = 5.0
+) -> AsyncIterator[Servers]:
+    async with AsyncExitStack() as stack:
+        addresses, aggregators = [], []
+        for index in range(num_aggregators):
+            config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder / f"aggregator-{index}")
+            address, aggregator = await stack.enter_async_context(aggregating(config))
+            addresses.append(address)
+            aggregators.append(aggregator)
+        proxy = await stack.enter_async_context(Proxy(addresses[0]))
+        coordinator = CoordinatorConfig(
+            listen="127.0.0.1:0",
+            aggregators=tuple(addresses),
+            public_aggregators=(proxy.address, *addresses[1:]),
+            database_url=f"sqlite:///{folder / 'coordinator.db'}",
+        )
+        address, _ = await stack.enter_async_context(coordinating(coordinator))
+        yield Servers(address, tuple(aggregators), proxy)
+
+
+@asynccontextmanager
+async def agents(folder: Path, address: str, indices: range, num_clients: int) -> AsyncIterator[list[Agent]]:
+    """Some of the clients, in this process."""
+    async with AsyncExitStack() as stack:
+        made = []
+        for index in indices:
+            name = f"client-{index}"
+            part = DataPart(index, num_clients)
+            made.append(Agent(AgentConfig(address, name, folder / name, data=part, evaluate=index == 0)))
+            await stack.enter_async_context(running(made[-1]))
+        yield made

@@ -1,0 +1,124 @@
+"""``fedel run`` and ``fedel demo`` as a user starts them: one's own model, and Ctrl-C at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_SECONDS = 120.0
+_LOOK_SECONDS = 0.05
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory of a user, who has copied the example."""
+    for name in ("own.py", "own.toml"):
+        shutil.copy(REPOSITORY / "examples" / name, tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def fedel(directory: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """The command at work; killed at the end if it has not ended."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *words],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as a shell does: what we signal is this command, not the test run
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert process.poll() is None, f"it ended before {what}: {process.communicate()}"
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(_LOOK_SECONDS)
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines that name a file below the directory: the servers and agents of its runs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it ended while we looked
+        if any(word.startswith(str(directory)) for word in words):
+            found.append(" ".join(words))
+    return found
+
+
+def test_ctrl_c_while_the_federation_starts_leaves_nothing_running(directory: Path) -> None:
+    runs = directory / "runs"
+    with fedel(directory, "run", "own.toml", "--out", str(runs), "--name", "cut") as process:
+        until(lambda: len(processes_of(directory)) == 5, process, "two servers and three agents are there")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (130, []) == (process.returncode, processes_of(directory))
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("run", "own.toml"), ("demo", "--job", "own.toml")], ids=["run", "demo"])
+def test_ctrl_c_in_the_middle_of_a_round_leaves_nothing_running(
+    directory: Path, words: tuple[str, ...]
+) -> None:
+    runs = directory / "runs"
+    forever = ("--set", "rounds.num_rounds=100000", "--out", str(runs))
+    with fedel(directory, *words, *forever) as process:
+        until(lambda: any(runs.glob("*/rounds.jsonl")), process, "the first round is closed")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (130, []) == (process.returncode, processes_of(directory))
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_takes_its_federation_with_it(directory: Path) -> None:
+    runs = directory / "runs"
+    with fedel(directory, "run", "own.toml", "--out", str(runs), "--name", "cut") as process:
+        until(lambda: len(processes_of(directory)) == 5, process, "two servers and three agents are there")
+        process.kill()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while processes_of(directory) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    assert [] == processes_of(directory)
+
+
+@pytest.mark.slow
+def test_ones_own_model_and_data_are_trained_by_the_command_alone(directory: Path) -> None:
+    with fedel(directory, "run", "own.toml", "--json", "--name", "first") as process:
+        said, complaints = process.communicate(timeout=300)
+    assert 0 == process.returncode, complaints
+    result = json.loads(said)
+    assert ("finished", 12) == (result["phase"], result["rounds"])
+    assert result["best_accuracy"] > 0.6  # four classes: chance is 0.25
+    run = directory / "runs" / "first"
+    left = {path.name for path in run.iterdir()}
+    assert {"config.toml", "result.json", "rounds.jsonl", "model.safetensors", "report.html"} <= left
+    records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert [3] * 12 == [record["num_updates"] for record in records]
+    assert set(result["tensors"]) == set(load_file(run / "model.safetensors"))
+    assert [] == processes_of(directory)

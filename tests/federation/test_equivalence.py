@@ -1,0 +1,84 @@
+"""A federation over gRPC gives the model that direct calls give, to the bit, for every method."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from fedel.run import RunConfig
+from fedel.strategies import METHODS
+from fedel.v1 import coordinator_pb2 as pb
+from tests.federation.reference import Reference, reference
+from tests.federation.support import Watch, agents, create_run, job_of, model_of, servers, watching
+from tests.strategies.fakes import same_bits
+
+NUM_CLIENTS = 6
+EPOCHS = {"num_steps": 0, "num_epochs": 2, "batch_size": 7}
+"""By epochs, the number of steps follows the number of samples, which no two clients share."""
+
+JOBS: Mapping[str, RunConfig] = {
+    name: job_of({"name": name}, NUM_CLIENTS, seed=seed, num_participants=4 if seed % 2 else 0)
+    for seed, name in enumerate(METHODS)
+} | {
+    "fedprox-fedel": job_of(
+        {"name": "fedprox", "mu": 0.1, "base": {"name": "fedel", "beta": 0.4}}, NUM_CLIENTS, 4, lr_decay=0.9
+    ),
+    "fednova-fedel": job_of({"name": "fednova", "base": {"name": "fedel"}}, NUM_CLIENTS, 4, work=EPOCHS),
+    "depthfl-feddyn": job_of(
+        {"name": "depthfl", "feddyn_alpha": 0.1, "num_clients": NUM_CLIENTS}, NUM_CLIENTS, num_participants=4
+    ),
+    "fedavg-epochs": job_of({"name": "fedavg", "weighting": "samples"}, NUM_CLIENTS, work=EPOCHS),
+}
+SHARDED = ("fedel", "fednova-fedel", "depthfl-feddyn", "heterofl", "fiarse")
+"""One of each kind: whole tensors, the folds with a state or a norm of their own, slices, bitmaps."""
+
+
+@lru_cache(maxsize=len(JOBS))
+def expected(name: str) -> Reference:
+    return reference(JOBS[name], NUM_CLIENTS)
+
+
+async def difference(watch: Watch, address: str, folder: Path) -> str:
+    """How a run differs from direct calls; empty if it does not."""
+    status = await watch.ended()
+    if status.phase != pb.RUN_PHASE_FINISHED:
+        return f"it ended in phase {status.phase}: {status.message}"
+    run = expected(watch.run)
+    if [sorted(updates) for updates in run.updates] != watch.counted:
+        return f"these clients counted: {watch.counted}"
+    return "" if same_bits(run.model, await model_of(address, watch.run, folder)) else "it has another model"
+
+
+async def differences(folder: Path, names: tuple[str, ...], num_aggregators: int) -> dict[str, str]:
+    """Of runs that share one federation, all at once."""
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(servers(folder, num_aggregators))
+        watches = []
+        for name in names:
+            await create_run(made.address, name, JOBS[name])
+            watches.append(await stack.enter_async_context(watching(made.address, name)))
+        await stack.enter_async_context(agents(folder, made.address, range(NUM_CLIENTS), NUM_CLIENTS))
+        found = {watch.run: await difference(watch, made.address, folder) for watch in watches}
+    return {name: what for name, what in found.items() if what}
+
+
+@pytest.mark.parametrize(
+    ("num_aggregators", "names"), [(1, tuple(JOBS)), (2, SHARDED)], ids=["1 aggregator", "2 aggregators"]
+)
+def test_a_federation_gives_the_models_of_direct_calls_to_the_bit(
+    tmp_path: Path, num_aggregators: int, names: tuple[str, ...]
+) -> None:
+    assert {} == asyncio.run(differences(tmp_path, names, num_aggregators))
+
+
+def test_the_runs_that_are_compared_are_uneven_and_differ_from_one_another() -> None:
+    models = {b"".join(values.tobytes() for values in expected(name).model.values()) for name in JOBS}
+    assert len(JOBS) == len(models)
+    reports = [update.report for update in expected("fednova-fedel").updates[0].values()]
+    for field in ("num_steps", "num_samples", "effective_steps", "loss"):
+        assert NUM_CLIENTS == len({getattr(report, field) for report in reports}), field

@@ -1,0 +1,89 @@
+"""Trainers that agents under test build; a run names them as ``tests.federation.trainers:...``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from fedel.run import RunConfig
+from fedel.seeds import derive
+from fedel.strategies.base import WrappedTrainer
+from fedel.training.settings import Evaluator, TrainerSettings
+from fedel.types import Job, ModelSpec, Tensors, Trained, Trainer
+from tests.agents.trainers import score
+from tests.strategies import fakes
+
+_HELD_SECONDS = 60.0
+_LOOK_SECONDS = 0.01
+
+
+@lru_cache(maxsize=4)
+def spec_of(scale: int = 1) -> ModelSpec:
+    """The fake model with every side of every tensor so many times longer: 72 makes 8 MB."""
+    plain = fakes.spec()
+    longer = (replace(t, shape=tuple(side * scale for side in t.shape)) for t in plain.tensors)
+    return replace(plain, tensors=tuple(longer))
+
+
+@lru_cache(maxsize=4)
+def clients_of(num_clients: int, scale: int = 1) -> dict[str, fakes.FakeTrainer]:
+    """An uneven fleet."""
+    return fakes.fleet(num_clients, spec_of(scale))
+
+
+def scale_of(run: RunConfig) -> int:
+    return int(run.workload.model_options.get("scale", 1))
+
+
+def uneven(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    """The client of the uneven fleet that the data section names."""
+    trainer = clients_of(settings.data.of, scale_of(run))[f"client-{settings.data.index}"]
+    return trainer, score if settings.evaluate else None
+
+
+class Gate:
+    """Files in a folder through which a test sees, and holds, what trainers in other processes do."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self._seed = folder, seed
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _file(self, kind: str, client: str, round_num: int) -> Path:
+        return self.folder / f"{kind}-{derive(self._seed, 'train', round_num, client)}"
+
+    def hold(self, client: str, round_num: int) -> None:
+        """Let the client begin to train in that round, but not end."""
+        self._file("hold", client, round_num).touch()
+
+    def release(self, client: str, round_num: int) -> None:
+        self._file("hold", client, round_num).unlink()
+
+    def times_trained(self, client: str, round_num: int) -> int:
+        """How often the client began to train in that round, restarts included."""
+        began = self._file("began", client, round_num)
+        return began.stat().st_size if began.exists() else 0
+
+
+class _Gated(WrappedTrainer):
+    def __init__(self, trainer: Trainer, folder: Path) -> None:
+        super().__init__(trainer)
+        self._folder = folder
+
+    def train(self, model: Tensors, job: Job) -> Trained:
+        with (self._folder / f"began-{job.seed}").open("a") as file:
+            file.write(".")
+        held, deadline = self._folder / f"hold-{job.seed}", time.monotonic() + _HELD_SECONDS
+        while held.exists() and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        try:
+            return super().train(model, job)
+        finally:
+            fakes._normal.cache_clear()  # a large model's noise would fill the memory
+
+
+def gated(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    """Trains when the ``Gate`` of the folder in ``model_options.gate`` lets it."""
+    trainer, evaluator = uneven(run, settings)
+    return _Gated(trainer, Path(run.workload.model_options["gate"])), evaluator

@@ -1,0 +1,38 @@
+"""A trainer whose rounds a test lets go one by one, and whose seconds it knows; named in a run's configuration."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from fedel.core.timing import step_cost
+from fedel.run import RunConfig
+from fedel.strategies.base import WrappedTrainer
+from fedel.training.settings import Evaluator, TrainerSettings
+from fedel.types import Job, Tensors, Trained, Trainer
+from tests.agents.trainers import score
+from tests.strategies.fakes import fleet
+
+turns = threading.Semaphore(0)
+"""One for each client and round."""
+HOT = 3
+"""The client that takes twice as long as its profile promises."""
+_PATIENCE_SECONDS = 60.0
+
+
+class _InTurn(WrappedTrainer):
+    def __init__(self, trainer: Trainer, factor: float) -> None:
+        super().__init__(trainer)
+        self._factor = factor
+
+    def train(self, model: Tensors, job: Job) -> Trained:
+        assert turns.acquire(timeout=_PATIENCE_SECONDS)
+        cost = step_cost(self.profile, job.selected, job.exits, job.end, self.spec.exit_each)
+        seconds = self._factor * cost.total("backward") * job.num_steps
+        return replace(super().train(model, job), seconds=seconds, peak_memory_bytes=50_000_000)
+
+
+def in_turn(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    index = settings.data.index
+    trainer = list(fleet(settings.data.of).values())[index]
+    return _InTurn(trainer, 2.0 if index == HOT else 1.01), score if settings.evaluate else None

@@ -1,0 +1,43 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedel.v1.aggregator_pb2 import PutUpdateRequest, UpdateHeader
+from fedel.v1.model_pb2 import Chunk
+from fedel.wire.views import UploadPiece, upload_message
+
+
+@given(st.integers(0, 2**64 - 1), st.binary(min_size=1, max_size=70_000))
+def test_a_chunk_is_read_as_protobuf_reads_it(offset, data):
+    piece = upload_message(PutUpdateRequest(chunk=Chunk(offset=offset, data=data)).SerializeToString())
+    assert isinstance(piece, UploadPiece)
+    assert (offset, data) == (piece.chunk.offset, bytes(piece.chunk.data))
+
+
+def test_everything_else_is_left_to_protobuf():
+    unusual = [
+        PutUpdateRequest(header=UpdateHeader(run="run")),
+        PutUpdateRequest(chunk=Chunk(offset=3)),
+        PutUpdateRequest(),
+    ]
+    for message in unusual:
+        assert message == upload_message(message.SerializeToString())
+
+
+def test_fields_in_another_order_are_left_to_protobuf():
+    swapped = b"\x12\x02ab" + b"\x08\x05"
+    message = upload_message(b"\x12" + bytes([len(swapped)]) + swapped)
+    assert PutUpdateRequest(chunk=Chunk(offset=5, data=b"ab")) == message
+
+
+@given(st.binary(max_size=30))
+def test_no_bytes_are_read_otherwise_than_protobuf_reads_them(noise):
+    try:
+        expected = PutUpdateRequest.FromString(noise).chunk
+    except Exception as error:
+        expected = type(error)
+    try:
+        chunk = upload_message(noise).chunk
+        actual = Chunk(offset=chunk.offset, data=bytes(chunk.data))
+    except Exception as error:
+        actual = type(error)
+    assert expected == actual
