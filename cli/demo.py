@@ -61,6 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
         highlight=False,
     )
     with Federation(first / "federation", arguments.out, fleet) as federation:
+        console.print(f"Live page: {federation.page}", highlight=False, soft_wrap=True)
         for name, one in jobs.items():
             console.print(
                 f"\n[bold]{one.strategy['name']}[/bold]: {one.rounds.num_rounds} rounds", highlight=False

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +53,8 @@ class Federation:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.coordinator = ""
         """Address of the coordinator, once it is there."""
+        self.page = ""
+        """Where a browser shows the runs live."""
 
     def __enter__(self) -> Federation:
         try:
@@ -73,7 +75,13 @@ class Federation:
             self._start(
                 "services.aggregator",
                 name,
-                {"listen": "127.0.0.1:0", "port_file": self._port_file(name), "data_dir": self._place(name)},
+                {
+                    "listen": "127.0.0.1:0",
+                    "port_file": self._port_file(name),
+                    "http": "127.0.0.1:0",
+                    "http_port_file": self._port_file(f"{name}-http"),
+                    "data_dir": self._place(name),
+                },
             )
         aggregators = [self._address(name) for name in names]
         self._start(
@@ -82,12 +90,15 @@ class Federation:
             {
                 "listen": "127.0.0.1:0",
                 "port_file": self._port_file("coordinator"),
+                "http": "127.0.0.1:0",
+                "http_port_file": self._port_file("coordinator-http"),
                 "aggregators": aggregators,
                 "database_url": f"sqlite:///{self._place('coordinator')}.db",
                 "runs_dir": str(self._runs_dir),
             },
         )
         self.coordinator = self._address("coordinator")
+        self.page = f"http://{self._address('coordinator-http')}"
         count = len(self._fleet.slowdowns)
         for index, slowdown in enumerate(self._fleet.slowdowns):
             name = f"agent-{index + 1}"
@@ -121,7 +132,7 @@ class Federation:
         file = self._directory / "configs" / f"{name}.toml"
         file.write_text(config.write(settings), encoding="utf-8")
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._fleet.threads), "MALLOC_ARENA_MAX": "2"}
-        with self._log(name).open("wb") as log:
+        with self._log(name).open("wb") as log, _uninterrupted():
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-m", module, "--config", str(file)],
                 stdin=subprocess.DEVNULL,
@@ -177,7 +188,18 @@ class Federation:
         self._processes.clear()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the process that is being started is one that ``stop`` knows of."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _die_with_parent() -> None:
     """Linux: SIGTERM this process when its parent is gone, even if that was killed."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -12,7 +12,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "report",
         help="write the report of a run, or of several side by side",
         description="Write report.html and report.md of a run's directory, from what lies in it.",
-        epilog="example:\n  fedel report runs/demo-fedel --compare runs/demo-fedavg\n",
+        epilog="example:\n  fedel report runs/demo-fedel --compare runs/demo-fedavg --tensorboard tb\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path, help="directory of a run")
@@ -20,21 +20,27 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--compare", type=Path, nargs="+", default=[], metavar="DIR", help="runs to stand beside it"
     )
     parser.add_argument("--out", type=Path, help="where to write it (default: into the first directory)")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write event files for TensorBoard too")
     parser.add_argument("--json", action="store_true", help="print the table of figures as JSON")
     parser.set_defaults(run=main)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from fedel.report import page, runs  # draws with matplotlib, which takes a second to import
+    from fedel.report import page, runs, tensorboard  # draws with matplotlib, which takes a second to import
 
     found = [runs.load(path) for path in (arguments.directory, *arguments.compare)]
     target = arguments.out or arguments.directory
     target.mkdir(parents=True, exist_ok=True)
     written = page.write(found, target)
+    if arguments.tensorboard:
+        for run in found:
+            tensorboard.write(run, arguments.tensorboard)
     if arguments.json:
         print(json.dumps([dict(zip(page.COLUMNS, row, strict=True)) for row in page.rows(found)]))
     else:
         for sentence in page.verdicts(found):
             print(sentence)
         print(f"report: {written}")
+        if arguments.tensorboard:
+            print(f"event files: tensorboard --logdir {arguments.tensorboard}")
     return 0

@@ -65,6 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
         status = asyncio.run(one_run(arguments.coordinator, name, job, directory, console))
     else:
         with Federation(directory / "federation", arguments.out, fleet) as federation:
+            console.print(f"live page: {federation.page}", highlight=False, soft_wrap=True)
             status = asyncio.run(watched(federation, name, job, directory, console))
         federation.forget_state()
     return finish(status, directory, console, arguments.json)

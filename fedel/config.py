@@ -96,7 +96,7 @@ def _write(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) ->
 
 
 def _key(key: str) -> str:
-    return key if key and all(c.isalnum() or c in "-_" for c in key) and key.isascii() else json.dumps(key)
+    return key if key and all(c.isalnum() or c in "-_" for c in key) and key.isascii() else _string(key)
 
 
 def _value(value: Any) -> str:
@@ -108,7 +108,12 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (int, float)):
         return repr(value)
-    return json.dumps(str(value))
+    return _string(str(value))
+
+
+def _string(text: str) -> str:
+    # JSON's escapes are TOML's, but for characters beyond 16 bits and for DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:

@@ -90,6 +90,8 @@ def session(
 @contextmanager
 def workers(worker: Worker, executor: str, num_workers: int) -> Iterator[Executor]:
     """An executor, closed at the end of the block."""
+    if num_workers < 1:
+        raise ConfigError(f"--workers {num_workers}: at least one worker is needed; 0 takes one a core")
     pool: Executor
     if executor == "serial":
         pool = Serial(worker)

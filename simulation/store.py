@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from fedel import config
@@ -60,7 +61,12 @@ class RunFolder:
     def open(self, settings: Mapping[str, Any]) -> Standing | None:
         """Begin a run, or find where it stands if it has closed a round before."""
         write(self.path / "config.toml", config.write(settings).encode())
-        standing = self._load()
+        try:
+            standing = self._load()
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise ConfigError(
+                f"{self._state}: what the run left is damaged ({error}); begin again with another --name"
+            ) from error
         self._trim_records(standing.state.round_num if standing else 0)
         return standing
 

@@ -68,6 +68,7 @@ def test_a_malformed_override_is_refused(override):
         {},
         {"a": 1, "b": 0.5, "c": True, "d": 'quo"te\\ \n', "e": [1, 2], "f": ["x"], "h": float("inf")},
         {"deep": {"er": {"est": 1}, "flat": 2}, "top": 3},
+        {"beyond 16 bits": "\U0001f600", "del": "\x7f", "é": 1},
         {"odd key": {"sp ace": 1}, "empty": {}, "list": [{"a": 1}, {"b": [1, 2]}]},
     ],
 )

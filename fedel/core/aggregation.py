@@ -23,7 +23,7 @@ UNIT_BITS = 40
 WEIGHTED_BITS = 30
 """Fraction bits where weights are sample counts: sums of weight * value up to 8 billion."""
 _COUNT_BITS = 28
-_CHUNK = 1 << 16
+_CHUNK = 1 << 17
 _ROUNDER = np.float64(1.5 * 2.0**52)
 """Added to a number below 2^51, it leaves the nearest whole number in the low bits of the sum."""
 

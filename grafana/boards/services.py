@@ -68,6 +68,15 @@ def board() -> Json:
                 low=0,
                 size=(12, 8),
             ),
+            bars(
+                "Messages refused by the coordinator",
+                "suffix: messages",
+                "In the time shown: sessions replaced by newer ones, agents with another model, stray reports.",
+                query("sum by (reason) (increase(fedel_messages_refused_total[$__range]))", "{{reason}}"),
+                steps=(("green", None), ("yellow", 1)),
+                low=0,
+                size=(12, 8),
+            ),
             lines(
                 "Fold and commit",
                 "s",
@@ -138,9 +147,10 @@ def board() -> Json:
             lines(
                 "Samples of a scrape",
                 "suffix: series",
-                "Time series that each process shows; about 15 for each of the first 1,000 clients of a run.",
+                "Time series that each process shows; about 18 for each of the first 1,000 clients of a run.",
                 query(f"scrape_samples_scraped{_OURS}", "{{job}} {{instance}}"),
                 low=0,
+                size=(24, 8),
             ),
         ],
         [],

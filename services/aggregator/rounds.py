@@ -275,8 +275,9 @@ class Run:
                 closed = fold.finish({name: old}, state)
                 new, state = closed.model[name], closed.state
                 crc32[name] = writer.put(name, new)
-                changed[name] = self.meta.changed[name] if _same_bits(new, old) else version
                 importance.append(closed.global_importance[name])
+                moved = importance[-1] > 0 or not _same_bits(new, old)
+                changed[name] = version if moved else self.meta.changed[name]
                 num_clients.append(closed.num_clients[name])
         return _Written(crc32, changed, importance, num_clients, state)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,13 +28,16 @@ SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full
 
 @asynccontextmanager
 async def serving(
-    config: CoordinatorConfig, store: Store | None = None, shards: Shards | None = None
+    config: CoordinatorConfig,
+    store: Store | None = None,
+    shards: Shards | None = None,
+    now: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[tuple[str, Coordinator]]:
     """A server that is ready, with its address; on leaving it stops, and its runs go on at the next start."""
     kept: Store = await asyncio.to_thread(SqlStore, config.database_url) if store is None else store
     shards = shards or Shards(config.aggregators)
     registry = new_registry("coordinator")
-    coordinator = Coordinator(config, kept, shards, metrics=CoordinatorMetrics(registry))
+    coordinator = Coordinator(config, kept, shards, now=now, metrics=CoordinatorMetrics(registry))
     server = Server([SERVICE])
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
     try:

@@ -17,6 +17,13 @@ from services.web.reader import Reader
 from services.web.server import Handler, listening, new_app
 
 STATIC = Path(__file__).with_name("static")
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""Said outright: what a machine takes .js for depends on its settings, and browsers refuse a script by its type."""
 
 
 @asynccontextmanager
@@ -29,14 +36,16 @@ async def showing(coordinator: Coordinator, registry: CollectorRegistry) -> Asyn
     with collected() as events:
         app = new_app(registry, Gauges(coordinator, coordinator.metrics).refresh)
         Api(Reader(coordinator), events, config.http_token).add_to(app)
-        for file in STATIC.iterdir():
+        for file in (file for file in STATIC.iterdir() if file.suffix in KINDS):
             app.router.add_get("/" if file.name == "index.html" else f"/{file.name}", _sender(file))
         async with listening(app, config.http, config.http_port_file) as address:
             yield address
 
 
 def _sender(file: Path) -> Handler:
+    headers = {"Cache-Control": "no-cache", "Content-Type": KINDS[file.suffix]}
+
     async def send(_request: web.Request) -> web.StreamResponse:
-        return web.FileResponse(file, headers={"Cache-Control": "no-cache"})
+        return web.FileResponse(file, headers=headers)
 
     return send

@@ -103,9 +103,9 @@ class Watch:
             return set()
         return {client.client for client in self.status.clients if client.phase == "done"}
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Until the condition holds of what was seen so far; the run must not end before."""
-        await until(lambda: condition() or self._following.done(), f"{what}; run {self.run}: {self.status}")
+        await until(lambda: condition() or self._following.done(), f"{what}, in run '{self.run}'", seconds)
         assert condition(), f"run '{self.run}' ended before {what}: {self.status}"
 
     async def ended(self) -> pb.RunStatus:

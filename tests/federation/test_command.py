@@ -30,11 +30,13 @@ def directory(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def fedel(directory: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def fedel(
+    directory: Path, *words: str, start: tuple[str, str] = ("-m", "cli.main")
+) -> Iterator[subprocess.Popen[str]]:
     """The command at work; killed at the end if it has not ended."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *words],
+        [sys.executable, *start, *words],
         cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -58,18 +60,19 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str], what: s
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Command lines that name a file below the directory: the servers and agents of its runs."""
+    """Command lines of the servers and agents that runs below the directory have started."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue  # it ended while we looked
-        if any(word.startswith(str(directory)) for word in words):
+        if any(word.startswith(str(directory)) and word.endswith(".toml") for word in words):
             found.append(" ".join(words))
     return found
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_federation_starts_leaves_nothing_running(directory: Path) -> None:
     runs = directory / "runs"
     with fedel(directory, "run", "own.toml", "--out", str(runs), "--name", "cut") as process:
@@ -78,6 +81,35 @@ def test_ctrl_c_while_the_federation_starts_leaves_nothing_running(directory: Pa
         _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert (130, []) == (process.returncode, processes_of(directory))
     assert "Traceback" not in said
+
+
+# A command that is interrupted at the very moment at which its third process is born.
+INTERRUPTED = """
+import itertools, os, signal, sys
+from cli import local, main
+births, prepare = itertools.count(1), local._die_with_parent
+
+class Cut(local.Federation):
+    def _start(self, *arguments):
+        local._die_with_parent = cut if next(births) == 3 else prepare
+        super()._start(*arguments)
+
+def cut():
+    prepare()
+    os.kill(os.getppid(), signal.SIGINT)
+
+from cli import run
+run.Federation = Cut
+sys.exit(main.main())
+"""
+
+
+def test_ctrl_c_at_the_birth_of_a_process_leaves_nothing_running(directory: Path) -> None:
+    with fedel(
+        directory, "run", "own.toml", "--out", str(directory / "runs"), start=("-c", INTERRUPTED)
+    ) as process:
+        process.communicate(timeout=PATIENCE_SECONDS)
+    assert (130, []) == (process.returncode, processes_of(directory))
 
 
 @pytest.mark.slow

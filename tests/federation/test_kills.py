@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedel.run import RunConfig
 from tests.federation.processes import Federation, federation, gate_of
 from tests.federation.reference import Reference, reference
 from tests.federation.support import job_of, until
@@ -25,7 +26,7 @@ FAST = set(zip(VICTIMS, MOMENTS, strict=True))
 """Each process once and each moment once; the other six are slow tests."""
 
 
-def job_in(gate: str, scale: int):
+def job_in(gate: str, scale: int) -> RunConfig:
     options = {"gate": gate, "scale": scale}
     return job_of({"name": "fedel"}, NUM_CLIENTS, NUM_ROUNDS, trainer="gated", options=options)
 

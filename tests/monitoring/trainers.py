@@ -1,4 +1,4 @@
-"""A trainer whose rounds a test lets go one by one, and whose seconds it knows; named in a run's configuration."""
+"""A trainer whose rounds a test lets go one by one, and which takes as long as its profile says, or longer."""
 
 from __future__ import annotations
 

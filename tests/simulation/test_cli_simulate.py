@@ -57,6 +57,11 @@ def test_the_result_is_printed_for_scripts_and_settings_are_overridden(job_file,
     assert ("small-fedavg-5", 5) == (result["run"], result["seed"])
 
 
+def test_a_negative_number_of_workers_is_refused(job_file, tmp_path):
+    with pytest.raises(ConfigError, match="at least one worker"):
+        fedel_simulate(job_file, "--out", tmp_path, "--workers", "-1")
+
+
 def test_a_second_run_of_the_same_name_is_refused(job_file, tmp_path):
     fedel_simulate(job_file, "--out", tmp_path, "--executor", "serial", "--json")
     with pytest.raises(ConfigError, match="--resume"):

@@ -81,3 +81,10 @@ def test_a_model_is_kept_under_a_name_of_its_own(tmp_path):
     RunFolder(tmp_path).keep("best.safetensors", 2)
     newest = (tmp_path / "state" / "model-2.safetensors").read_bytes()
     assert newest == (tmp_path / "best.safetensors").read_bytes()
+
+
+def test_damage_is_named(tmp_path):
+    play(run_config(num_rounds=2), fleet(3), folder=tmp_path, stop_after=1)
+    (tmp_path / "state" / "model-1.safetensors").write_bytes(b"no model")
+    with pytest.raises(ConfigError, match="is damaged"):
+        play(run_config(num_rounds=2), fleet(3), folder=tmp_path)

@@ -58,7 +58,7 @@ def stored_result(path):
     return {key: value for key, value in result.items() if key not in ("run", "wall_seconds")}
 
 
-@pytest.mark.parametrize("strategy", ["fedel", "heterofl", "depthfl", "fiarse"])
+@pytest.mark.parametrize("strategy", ["fedel", "heterofl"])
 def test_workers_and_stops_do_not_change_a_bit(strategy, job, tmp_path):
     wanted = job(strategy)
     played(wanted, tmp_path / "serial", executor="serial")

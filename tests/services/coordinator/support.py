@@ -89,8 +89,8 @@ class Heard:
 class ScriptedAgent:
     """Speaks the session protocol, trains with a fake, really uploads; ``script`` says what it does otherwise.
 
-    ``script[round]`` is ``silent`` (takes the task, does nothing), ``decline``, ``fail``, or ``upload``
-    (uploads but never says so). ``hold`` keeps every task back until the event is set.
+    ``script[round]`` is ``silent`` (takes the task, does nothing), ``decline``, ``fail``, ``upload`` (uploads
+    but never says so) or ``half`` (the same, to the first aggregator alone). ``hold`` keeps every task back until the event is set.
     """
 
     def __init__(
@@ -181,9 +181,9 @@ class ScriptedAgent:
             await self.send(failed=pb.TaskFailed(**key, message="out of memory"))
         elif act != "silent":
             await self.hold.wait()
-            await self._train_and_upload(message, tell=act != "upload")
+            await self._train_and_upload(message, act)
 
-    async def _train_and_upload(self, message: Any, tell: bool) -> None:
+    async def _train_and_upload(self, message: Any, act: str) -> None:
         offer = self._runs[message.run]
         strategy = build(json.loads(offer.config_json)["strategy"])
         model: dict[str, Any] = {}
@@ -197,13 +197,13 @@ class ScriptedAgent:
             memories = self._memories.setdefault(message.run, KeptMemories())
             update = run_task(strategy, task, message.accepted_round, fallback, model, self.trainer, memories)
             num_bytes = 0
-            for stub, shard in zip(stubs, offer.shards, strict=True):
+            for stub, shard in list(zip(stubs, offer.shards, strict=True))[: 1 if act == "half" else None]:
                 mine = {n: p for n, p in update.patches.items() if not shard.tensors or n in shard.tensors}
                 payload = pack(mine)
                 num_bytes += payload.num_bytes
                 await push_update(stub, message.run, update.report, payload)
         self.uploaded.set()
-        if tell:
+        if act not in ("upload", "half"):
             phases = pb.PhaseSeconds(download=0.5, train=2.0, upload=1.0)
             done = pb.TaskDone(
                 run=message.run,

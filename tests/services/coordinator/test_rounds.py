@@ -50,6 +50,23 @@ async def test_two_aggregators_make_the_same_model_as_one(tmp_path: Path) -> Non
 
 
 @asynchronous
+async def test_an_update_that_only_one_of_two_aggregators_has_is_left_out(tmp_path: Path) -> None:
+    async with Federation(tmp_path, num_aggregators=2) as federation:
+        await federation.create(run_config(num_rounds=1, min_reports=2, **SOON))
+        others = federation.start_agents(2)
+        for agent in others:
+            agent.hold.clear()
+        half = federation.agent("client-2", script={0: "half"})
+        await asyncio.wait_for(half.uploaded.wait(), STEP_SECONDS)
+        for agent in others:
+            agent.hold.set()
+        records = await federation.finished()
+        assert ["client-0", "client-1"] == [entry["client"] for entry in records[0]["clients"]]
+        assert not (await half.until("closed", round_num=0)).counted
+        assert same_bits(expected_model(num_rounds=1, num_clients=2), await federation.model())
+
+
+@asynchronous
 async def test_an_agent_is_told_of_its_tasks_of_the_closed_rounds_and_of_the_end(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(evaluate_every=0))
@@ -86,6 +103,20 @@ async def test_a_round_with_too_few_reports_waits_beyond_its_deadline(tmp_path: 
         status = await federation.status(lambda s: "1 of 2 reports" in s.message)
         assert pb.RUN_PHASE_RUNNING == status.phase
         slow.hold.set()
+        records = await federation.finished()
+        assert ["client-0", "client-1"] == [entry["client"] for entry in records[0]["clients"]]
+
+
+@asynchronous
+async def test_too_few_reports_are_too_few_although_nobody_else_is_expected(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=1, min_reports=2, **SOON))
+        federation.agent("client-0")
+        agents = [federation.agent(f"client-{i}", script={0: "fail"}) for i in (1, 2)]
+        await federation.status(lambda s: "1 of 2 reports" in s.message)
+        await agents[0].drop()
+        agents[0].script.clear()
+        agents[0].start()
         records = await federation.finished()
         assert ["client-0", "client-1"] == [entry["client"] for entry in records[0]["clients"]]
 
@@ -176,6 +207,27 @@ async def test_a_late_update_counts_in_the_next_round_where_the_run_says_so(tmp_
         assert [0, 1] == [record["num_late"] for record in records]
         assert ["client-0", "client-2"] == [entry["client"] for entry in records[1]["clients"]]
         assert 0 < records[1]["clients"][1]["bytes_up"]
+
+
+@asynchronous
+async def test_word_of_an_update_that_was_in_time_does_not_count_for_the_next_round(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        rounds = {"num_rounds": 2, "late": "next", "num_participants": 2, "over_select": 1.5}
+        await federation.create(run_config(evaluate_every=0, **rounds))
+        agents = federation.start_agents(2)
+        agents[0].hold.clear()
+        mute = federation.agent("client-2", script={0: "upload", 1: "silent"})
+        await asyncio.wait_for(mute.uploaded.wait(), STEP_SECONDS)
+        agents[0].script[1] = "silent"
+        agents[0].hold.set()
+        in_round_1 = ("train", 1, "done")
+        await federation.status(lambda s: (s.round_phase, s.round_num, s.clients[1].phase) == in_round_1)
+        word = pb.TaskDone(run="night-1")
+        word.report.client, word.report.round_num = "client-2", 0
+        await mute.send(done=word)
+        assert (await mute.until("closed", 2, round_num=0)).counted
+        now = federation.coordinator.runs["night-1"].round
+        assert (1, "open", {"client-1"}) == (now.round_num, now.status, now.done)
 
 
 @asynchronous

@@ -153,6 +153,19 @@ async def test_a_broken_stream_is_no_goodbye(tmp_path: Path) -> None:
 
 
 @asynchronous
+async def test_of_many_streams_that_break_at_once_none_is_taken_for_a_goodbye(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(min_clients=100))
+        names = [f"client-{i}" for i in range(25)]
+        agents = [federation.agent(name, trainers()["client-0"]) for name in names]
+        await federation.status(lambda s: len(s.clients) == 25)
+        await asyncio.gather(*(agent.drop() for agent in agents))
+        await federation.status(lambda s: not any(c.connected for c in s.clients))
+        assert not any(row.has_left for row in federation.coordinator.store.clients(RUN))
+        assert not any(member.row.has_left for member in federation.coordinator.runs[RUN].members)
+
+
+@asynchronous
 async def test_who_left_may_come_back(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=1, min_clients=2, evaluate_every=0))
@@ -167,25 +180,41 @@ async def test_who_left_may_come_back(tmp_path: Path) -> None:
 
 @asynchronous
 async def test_a_silent_client_is_planned_for_no_more(tmp_path: Path) -> None:
-    async with Federation(tmp_path, heartbeat_seconds=0.05) as federation:
-        rounds = {"deadline_floor_seconds": 0.2, "deadline_factor": 1e-6, "evaluate_every": 0}
-        await federation.create(run_config(num_rounds=3, min_reports=2, **rounds))
+    now = [100.0]
+    async with Federation(tmp_path) as federation:
+        await federation.stop_coordinator()
+        await federation.start_coordinator(now=lambda: now[0])
+        await federation.create(run_config(evaluate_every=0))
         agents = federation.start_agents(2)
-        beats = [asyncio.create_task(_beat(agent)) for agent in agents]
-        gone = federation.agent("client-2", script={0: "silent"})
+        agents[0].hold.clear()
+        gone = federation.agent("client-2", script={0: "fail"})
         await gone.until("task", round_num=0)
         await gone.drop()
+        now[0] += 2.5
+        for agent in agents:
+            await agent.send(heartbeat=pb.Heartbeat())
+        await federation.status(lambda s: [c.silent_seconds for c in s.clients] == [0.0, 0.0, 2.5])
+        now[0] += 1
+        agents[0].hold.set()
         records = await federation.finished()
-        for beat in beats:
-            beat.cancel()
         assert [3, 2, 2] == [record["num_tasks"] for record in records]
 
 
-async def _beat(agent) -> None:
-    await agent.until("welcome")
-    while True:
+@asynchronous
+async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_path: Path) -> None:
+    now = [100.0]
+    async with Federation(tmp_path) as federation:
+        await federation.stop_coordinator()
+        await federation.start_coordinator(now=lambda: now[0])
+        await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))
+        await federation.control(pb.RUN_ACTION_PAUSE)
+        agent = federation.agent("client-0")
+        await federation.status(lambda s: len(s.clients) == 1)
+        now[0] += 10
+        await federation.control(pb.RUN_ACTION_RESUME)
+        await federation.status(lambda s: s.message == "waits for 1 more client")
         await agent.send(heartbeat=pb.Heartbeat())
-        await asyncio.sleep(0.02)
+        assert 1 == (await federation.finished())[0]["num_updates"]
 
 
 def test_presence_ends_with_silence_and_starts_with_the_process() -> None:

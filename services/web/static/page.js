@@ -1,0 +1,245 @@
+// The live page: follows one run by server-sent events and draws what changed.
+
+import { lines, tensorMap, windows } from "./charts.js";
+import { Table, against } from "./table.js";
+import { $, bytes, el, percent, seconds, unitOf, windowBar } from "./text.js";
+
+const MAX_LOG = 200, HISTORY = 200;
+const state = { runs: [], run: "", client: "", head: null, setting: null, rounds: [], history: [], offset: 0, canControl: false };
+let source = null, drawing = 0;
+
+const clock = () => Date.now() / 1000 + state.offset;
+const table = new Table((client) => go({ client }));
+table.clock = clock;
+
+const place = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+
+function go(change) {
+  const next = new URLSearchParams({ run: state.run, client: state.client, ...change });
+  if (!next.get("client")) next.delete("client");
+  location.hash = next.toString();
+}
+
+async function get(path) {
+  const response = await fetch(path);
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
+
+const url = (...parts) => "/api/runs/" + parts.map(encodeURIComponent).join("/");
+
+async function loadRuns() {
+  const answer = await get("/api/runs");
+  Object.assign(state, { runs: answer.runs, canControl: answer.can_control, offset: answer.now - Date.now() / 1000 });
+  $("empty").hidden = state.runs.length > 0;
+  $("runs").replaceChildren(...state.runs.slice(0, 50).map(runButton));
+  const wanted = place().run || state.runs[0]?.run;
+  if (wanted && wanted !== state.run) await openRun(wanted);
+}
+
+function runButton(run) {
+  const best = run.best_accuracy === null ? "" : `, best ${percent(run.best_accuracy)}`;
+  const button = el("button", { type: "button" }, run.run,
+    el("small", {}, `${run.strategy}, ${run.phase}, round ${run.rounds_closed}/${run.num_rounds}${best}`));
+  if (run.run === state.run) button.setAttribute("aria-current", "true");
+  button.addEventListener("click", () => { location.hash = new URLSearchParams({ run: run.run }); });
+  return el("li", {}, button);
+}
+
+async function openRun(name) {
+  source?.close();
+  state.run = name;
+  let found;
+  try {
+    found = await get(url(name));
+  } catch (error) {
+    linked("lost", error.message);
+    return;
+  }
+  Object.assign(state, { head: found, setting: found, rounds: [], history: [] });
+  table.reset(found.blocks.length);
+  table.put(found.clients);
+  $("log").replaceChildren();
+  $("main").hidden = false;
+  $("runs").replaceChildren(...state.runs.slice(0, 50).map(runButton));
+  follow(name);
+  await openClient(place().client ?? "");
+}
+
+function follow(name) {
+  source = new EventSource(url(name, "events"));
+  const on = (kind, act) => source.addEventListener(kind, (event) => { act(JSON.parse(event.data)); later(); });
+  source.onopen = () => linked("live", "live");
+  source.onerror = () => linked("lost", "connection lost, trying again");
+  on("status", (head) => { state.head = head; state.offset = head.now - Date.now() / 1000; });
+  on("clients", (rows) => table.put(rows));
+  on("seen", (seen) => { table.seen = seen; });
+  on("log", addEvents);
+  on("round", (round) => {
+    if (state.rounds.length && round.round <= state.rounds.at(-1).round) return;
+    state.rounds.push(round);
+    if (state.client) loadHistory();
+  });
+  on("end", ({ phase }) => { source.close(); linked("", `run ${phase}`); loadRuns(); });
+}
+
+function linked(kind, text) {
+  $("link").className = kind;
+  $("link").textContent = text;
+}
+
+function later() {
+  if (!drawing) drawing = setTimeout(() => requestAnimationFrame(() => { drawing = 0; draw(); }), 150);
+}
+
+function draw() {
+  drawHead();
+  drawRounds();
+  table.draw();
+  drawClient();
+}
+
+const figure = (name, value, note = "") => [el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, note) : null)];
+
+function pairs(list, figures) {
+  list.replaceChildren(...figures.map(([dt, dd]) => el("div", {}, dt, dd)));
+}
+
+function drawHead() {
+  const { head, setting } = state, open = head.open_round;
+  document.title = `${head.run}: ${open ? `round ${open.round} of ${head.num_rounds}` : head.phase}`;
+  $("name").textContent = head.run;
+  $("about").textContent = `${head.strategy} on ${setting.model}: ${setting.blocks.length} blocks, ${bytes(setting.model_bytes)}; seed ${setting.config.seed}; ${head.phase}`;
+  $("notice").textContent = head.message;
+  $("notice").hidden = !head.message;
+  const step = open ? open.phase : ["waiting", "running"].includes(head.phase) ? "wait" : "";
+  for (const item of $("steps").children)
+    item.dataset.step === step ? item.setAttribute("aria-current", "step") : item.removeAttribute("aria-current");
+  pairs($("figures"), figures());
+  $("control").hidden = !state.canControl || ["finished", "stopped", "failed"].includes(head.phase);
+}
+
+function figures() {
+  const { head, rounds, setting } = state, open = head.open_round, last = rounds.at(-1);
+  const tested = rounds.findLast((r) => r.accuracy !== null), rows = [...table.rows.values()];
+  const full = last ? setting.model_bytes * Math.max(1, last.num_updates) : 0;
+  return [
+    figure("Round", open ? `${open.round}` : "–", `${rounds.length} of ${head.num_rounds} closed`),
+    figure("This round", open ? seconds(Math.max(0, clock() - open.opened_at)) : "–", open ? `may close after ${seconds(open.deadline_seconds)}` : "none is open"),
+    figure("Updates", open ? `${open.num_done} of ${open.num_tasks}` : last ? `${last.num_updates} of ${last.num_tasks}` : "–",
+      open?.num_lost ? `${open.num_lost} will not come` : open ? "this round" : "last round"),
+    figure("T_th of a step", seconds(head.budget_seconds || last?.budget_seconds), "the budget of every client"),
+    figure("Accuracy", tested ? percent(tested.accuracy) : "–", head.best_accuracy === null ? "not tested yet" : `best ${percent(head.best_accuracy)}`),
+    figure("Clients", `${rows.filter((r) => r.connected).length} of ${rows.length}`, "connected"),
+    figure("Last round", last ? seconds(last.latency_seconds) : "–", last?.deviation ? `slowest client ${percent(last.deviation.max, 0)} over T_th` : ""),
+    figure("Sent up", last ? bytes(last.bytes_up) : "–", full ? `${percent(1 - last.bytes_up / full, 0)} less than the whole model` : ""),
+  ];
+}
+
+function drawRounds() {
+  const { rounds, setting } = state;
+  let time = 0;
+  const accuracy = [];
+  for (const r of rounds) {
+    time += r.latency_seconds;
+    if (r.accuracy !== null) accuracy.push([time, 100 * r.accuracy]);
+  }
+  const each = (value) => rounds.map((r) => [r.round, value(r)]);
+  const x = [0, Math.max(1, rounds.length - 1)];
+  lines($("accuracy"), { series: [{ points: accuracy, name: "one", label: "test accuracy", dots: accuracy.length < 60 }], xName: "training time, s", yName: "test accuracy, %" });
+  lines($("latency"), { series: [{ points: each((r) => r.latency_seconds), name: "one", label: "round" }], xName: "round", yName: "seconds", whole: true, x });
+  const [unit, size] = unitOf(Math.max(...rounds.map((r) => Math.max(r.bytes_up, r.bytes_down)), 0));
+  const sent = (key, name, label) => ({ points: each((r) => r[key] / size), name, label });
+  lines($("bytes"), {
+    series: [sent("bytes_up", "one", "up"), sent("bytes_down", "two", "down")],
+    xName: "round", yName: unit, whole: true, x,
+  });
+  const share = (r) => r.tensor_clients.map((n) => n / Math.max(1, r.num_updates));
+  tensorMap($("map"), setting.tensors, rounds.slice(-HISTORY).map((r) => [r.round, share(r)]), (round, tensor, level) => {
+    $("map").nextElementSibling.textContent = `round ${round}, ${tensor.name} (block ${tensor.block}): ${percent(level, 0)} of the clients`;
+  });
+}
+
+async function openClient(name) {
+  const before = state.client;
+  Object.assign(state, { client: name, history: [] });
+  table.chosen = name;
+  $("client").hidden = !name;
+  if (name) {
+    await loadHistory();
+    $("client-name").focus({ preventScroll: true });
+  } else if (before) {
+    table.made.get(before)?.element.querySelector("button")?.focus({ preventScroll: true });
+  }
+  draw();
+}
+
+async function loadHistory() {
+  const name = state.client, run = state.run;
+  let since = state.history.length ? state.history.at(-1).round + 1 : Math.max(0, state.head.rounds_closed - HISTORY);
+  const { rounds } = await get(`${url(run, "rounds")}?since=${since}&client=${encodeURIComponent(name)}`);
+  if (state.client !== name || state.run !== run) return;
+  const known = state.history.at(-1)?.round ?? -1;
+  const fresh = rounds.filter((r) => r.round > known).map((r) => ({ round: r.round, ...(r.client ?? { window: null, selected: [], missing: true }) }));
+  state.history = [...state.history, ...fresh].slice(-HISTORY);
+  later();
+}
+
+function drawClient() {
+  const row = table.rows.get(state.client), { history, setting } = state;
+  if (!state.client || !row) return;
+  $("client-name").textContent = row.client;
+  const range = row.window, here = row.connected ? row.phase : "away";
+  pairs($("client-figures"), [
+    figure("Device", row.device_type || "unknown", `${row.num_samples} samples`),
+    figure("Phase", here, `seen ${table.age(row.client)}`),
+    figure("Window", windowBar(range, setting.blocks.length), range ? `blocks ${range[0]}–${range[1]}, started again ${row.resets} times` : "no window"),
+    figure("Training time", against(row)),
+  ]);
+  windows($("windows"), history, setting.blocks.length);
+  const told = history.filter((h) => !h.missing);
+  lines($("seconds"), {
+    series: [
+      { points: told.map((h) => [h.round, h.train_seconds]), name: "one", label: "training" },
+      { points: told.map((h) => [h.round, h.budget_seconds]), name: "limit", label: "T_th" },
+    ],
+    xName: "round", yName: "seconds", whole: true, x: told.length ? [told[0].round, told[0].round + Math.max(1, told.at(-1).round - told[0].round)] : undefined,
+  });
+  const columns = history.map((h) => { const mine = new Set(h.selected); return [h.round, setting.tensors.map((t) => (mine.has(t.name) ? 1 : 0))]; });
+  tensorMap($("mine"), setting.tensors, columns, (round, tensor, level) => {
+    $("mine").nextElementSibling.textContent = `round ${round}, ${tensor.name} (block ${tensor.block}): ${level ? "trained" : "not trained"}`;
+  });
+}
+
+function addEvents(events) {
+  for (const event of events) {
+    const at = new Date(event.at * 1000);
+    const level = event.level === "info" ? null : el("b", {}, `${event.level}: `);
+    $("log").prepend(el("li", { class: event.level },
+      el("time", { datetime: at.toISOString(), title: at.toLocaleString() }, at.toLocaleTimeString()), el("span", {}, level, event.text)));
+  }
+  while ($("log").children.length > MAX_LOG) $("log").lastChild.remove();
+}
+
+async function control(event) {
+  event.preventDefault();
+  const verb = event.submitter.value;
+  if (verb === "stop" && !confirm(`Stop ${state.run} for good?`)) return;
+  const response = await fetch(url(state.run, verb), { method: "POST", headers: { Authorization: `Bearer ${$("token").value}` } });
+  const answer = await response.json();
+  $("answer").textContent = response.ok ? `${verb}: done` : answer.error;
+}
+
+window.addEventListener("hashchange", () => {
+  const { run = state.run, client = "" } = place();
+  if (run !== state.run) openRun(run);
+  else if (client !== state.client) openClient(client);
+});
+window.addEventListener("resize", () => state.head && later());
+window.addEventListener("keydown", (event) => { if (event.key === "Escape" && state.client) go({ client: "" }); });
+$("close").addEventListener("click", () => go({ client: "" }));
+$("verbs").addEventListener("submit", control);
+setInterval(() => { if (state.head && !document.hidden) { drawHead(); table.tick(); } }, 1000);
+setInterval(() => { if (!document.hidden) loadRuns().catch((error) => linked("lost", error.message)); }, 5000);
+loadRuns().catch((error) => linked("lost", error.message));
