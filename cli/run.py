@@ -16,8 +16,12 @@ from cli.screen import PHASES, Screen
 from cli.submit import create, follow, save_model
 from fedel import config
 from fedel.errors import ConfigError, ServiceError
+from fedel.roles.coordinator import Director
 from fedel.run import RunConfig
 from fedel.v1 import coordinator_pb2 as pb
+from services.coordinator.records import run_result
+from services.coordinator.rundir import RunDirectory
+from services.coordinator.store import RunRow
 
 EXAMPLE = """example:
   fedel run configs/digits.toml
@@ -93,10 +97,36 @@ async def one_run(address: str, name: str, job: RunConfig, directory: Path, cons
     spec, tensors = await asyncio.to_thread(initial_model, job)
     directory.mkdir(parents=True, exist_ok=True)
     await create(address, name, job, spec, tensors)
+    records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:
-        status = await follow(address, name, screen.show)
+
+        def show(status: pb.RunStatus) -> None:
+            records.extend(status.rounds_json)
+            screen.show(status)
+
+        status = await follow(address, name, show)
     await save_model(address, name, directory / "model.safetensors")
+    if not (directory / "rounds.jsonl").exists():
+        _write_directory(directory, Director(job, spec), status, records)
     return status
+
+
+def _write_directory(directory: Path, director: Director, status: pb.RunStatus, records: list[str]) -> None:
+    """The run's files, where the coordinator keeps its own copy on another machine."""
+    row = RunRow(
+        name=status.run,
+        config_json=status.config_json,
+        spec_json="",
+        num_shards=0,
+        phase=PHASES[status.phase],
+        message=status.message,
+        created_at=status.created_at,
+        ended_at=time.time(),
+        model_version=status.model_version,
+    )
+    files = RunDirectory(directory)
+    files.start(director.run.table(), records)
+    files.finish(run_result(row, director, [json.loads(text) for text in records]))
 
 
 def finish(status: pb.RunStatus, directory: Path, console: Console, as_json: bool) -> int:

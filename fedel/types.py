@@ -427,6 +427,8 @@ class Plan:
     tasks: tuple[Task, ...]
     close_after_seconds: float | None = None
     """Close the round after this long although some clients are not back (TimelyFL)."""
+    deadline_seconds: float = 0.0
+    """When the round may close in any case; written in by the coordinator's role."""
     state: Mapping[str, Any] = field(default_factory=dict)
 
 

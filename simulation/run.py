@@ -104,14 +104,7 @@ class Simulation:
         names = [task.client for task in plan.tasks]
         dropped = tuple(name for name in names if self._faults.drops_out(run.seed, round_num, name))
         fold = RoundFold(self._director.strategy, self._director.spec)
-        return _Round(plan, fold, self._deadline(plan), dropped, self._bytes_down(names))
-
-    def _deadline(self, plan: Plan) -> float:
-        tasks = []
-        for task in plan.tasks:
-            steps = task.work.steps_for(self._clients[task.client].num_samples)
-            tasks.append(replace(task, work=replace(task.work, num_steps=steps)))
-        return self._director.deadline_seconds(replace(plan, tasks=tuple(tasks)))
+        return _Round(plan, fold, plan.deadline_seconds, dropped, self._bytes_down(names))
 
     def _bytes_down(self, names: Iterable[str]) -> dict[str, int]:
         """What changed since each client last had the model; everything for one that never had it."""

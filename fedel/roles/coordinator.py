@@ -39,7 +39,7 @@ class Director:
         """The round's tasks. ``clients`` are those that are there, in a fixed order."""
         rounds = self.run.rounds
         wanted = math.ceil(rounds.num_participants * rounds.over_select)
-        return self.strategy.plan(
+        plan = self.strategy.plan(
             RoundContext(
                 round_num=state.round_num,
                 seed=self.run.seed,
@@ -52,6 +52,7 @@ class Director:
                 state=state.plan_state,
             )
         )
+        return replace(plan, deadline_seconds=self._deadline_seconds(plan, clients))
 
     def budget_seconds(self, clients: Sequence[ClientView]) -> float:
         """T_th of one step."""
@@ -60,13 +61,14 @@ class Director:
             [c.profile for c in clients], budget.policy, budget.value, self.scope, self.spec.exit_each
         )
 
-    def deadline_seconds(self, plan: Plan) -> float:
+    def _deadline_seconds(self, plan: Plan, clients: Sequence[ClientView]) -> float:
         """When the round may close although some clients are not back."""
         rounds = self.run.rounds
         if plan.close_after_seconds is not None:
             return max(plan.close_after_seconds, rounds.deadline_floor_seconds)
-        longest = max((t.budget_seconds * (t.work.num_steps or 1) for t in plan.tasks), default=0.0)
-        return max(rounds.deadline_factor * longest, rounds.deadline_floor_seconds)
+        num_samples = {client.name: client.num_samples for client in clients}
+        seconds = (t.budget_seconds * t.work.steps_for(num_samples[t.client]) for t in plan.tasks)
+        return max(rounds.deadline_factor * max(seconds, default=0.0), rounds.deadline_floor_seconds)
 
     def enough(self, num_reports: int, num_tasks: int) -> bool:
         """Whether a round need not wait for anybody else."""

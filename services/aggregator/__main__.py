@@ -19,7 +19,7 @@ from services.runtime import until_told_to_stop
 _MALLOC = {
     # All threads share two heaps: glibc would give each its own, and what one frees serves no other.
     "arena_max": (-8, 2),
-    # Sums and tensors go back to the system at once; pieces on their way in stay, to be used again for the next.
+    # Sums and tensors go back to the system at once; the room of a piece serves the next one.
     "mmap_threshold": (-3, 4 << 20),
     "trim_threshold": (-1, 64 << 20),
 }

@@ -51,14 +51,20 @@ def replacing(path: Path) -> Iterator[int]:
     sync_directory(path.parent)
 
 
-def write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
-    """Write every byte; one call may write fewer."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(handle, view, offset)
-        view, offset = view[written:], offset + written
+def write_all(handle: int, offset: int, *pieces: bytes | memoryview) -> int:
+    """Write pieces one after the other, at once, to the last byte; returns how many bytes that was."""
+    left, end = [memoryview(piece) for piece in pieces], offset
+    while left:
+        written = os.pwritev(handle, left, end)
+        end += written
+        # One call may write fewer than asked for.
+        while left and written >= len(left[0]):
+            written -= len(left.pop(0))
+        if left:
+            left[0] = left[0][written:]
+    return end - offset
 
 
 def write_file(path: Path, data: bytes) -> None:
     with replacing(path) as handle:
-        write_all(handle, data, 0)
+        write_all(handle, 0, data)

@@ -41,9 +41,7 @@ class Part:
         return sum(entry.num_bytes for entry in self.header.tensors)
 
     def append(self, pieces: Sequence[bytes | memoryview]) -> None:
-        for data in pieces:
-            write_all(self.handle, data, self.start + self.received)
-            self.received += len(data)
+        self.received += write_all(self.handle, self.start + self.received, *pieces)
 
     def sync(self) -> None:
         os.fsync(self.handle)
@@ -79,7 +77,7 @@ class Journal:
             part.received = min(os.fstat(handle).st_size - part.start, part.num_bytes)
         else:
             os.ftruncate(handle, 0)
-            write_all(handle, len(message).to_bytes(_LENGTH_BYTES, "little") + message, 0)
+            write_all(handle, 0, len(message).to_bytes(_LENGTH_BYTES, "little"), message)
         return part
 
     def commit(self, part: Part) -> None:

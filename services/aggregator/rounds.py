@@ -82,9 +82,7 @@ class NewRun:
         self.received = 0
 
     def append(self, pieces: Sequence[bytes | memoryview]) -> None:
-        for data in pieces:
-            self._writer.put_bytes(self.received, data)
-            self.received += len(data)
+        self.received += self._writer.put_bytes(self.received, *pieces)
 
     def close(self) -> None:
         os.close(self._handle)

@@ -59,17 +59,17 @@ class TensorWriter:
         beginning, self.places = _layout(shapes)
         self._handle = handle
         self.start = len(beginning)
-        write_all(handle, beginning, 0)
+        write_all(handle, 0, beginning)
 
     def put(self, name: str, values: Array) -> int:
         """Write one tensor; returns its checksum."""
         data = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8).data
-        write_all(self._handle, data, self.places[name].offset)
+        write_all(self._handle, self.places[name].offset, data)
         return zlib.crc32(data)
 
-    def put_bytes(self, offset: int, data: bytes | memoryview) -> None:
-        """Write bytes of the tensors, counted from the first one's beginning."""
-        write_all(self._handle, data, self.start + offset)
+    def put_bytes(self, offset: int, *pieces: bytes | memoryview) -> int:
+        """Write bytes of the tensors, counted from the first one's beginning; returns how many."""
+        return write_all(self._handle, self.start + offset, *pieces)
 
 
 class TensorFile:

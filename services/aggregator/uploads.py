@@ -14,6 +14,8 @@ from fedel.errors import UpdateRefused
 T = TypeVar("T")
 BATCH_BYTES = 2 * 1024 * 1024
 """Bytes of a payload that are written at once."""
+BATCH_PIECES = 512
+"""Pieces that are written at once; systems take no more than 1,024."""
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
@@ -170,7 +172,7 @@ class _Receiver:
             )
         self._pieces.append(data)
         self._waiting_bytes += len(data)
-        if self._waiting_bytes >= BATCH_BYTES:
+        if self._waiting_bytes >= BATCH_BYTES or len(self._pieces) >= BATCH_PIECES:
             await self._flush()
 
     async def _flush(self) -> None:

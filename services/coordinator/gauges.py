@@ -36,7 +36,7 @@ class Gauges:
         metrics.round_number.labels(run.name).set(now.round_num if now else run.state.round_num)
         metrics.round_started.labels(run.name).set(now.opened_at if now else 0)
         if now is not None:
-            metrics.round_deadline.labels(run.name).set(run.director.deadline_seconds(now.plan))
+            metrics.round_deadline.labels(run.name).set(now.plan.deadline_seconds)
             metrics.budget.labels(run.name).set(now.plan.tasks[0].budget_seconds)
         self._show_clients(run)
 

@@ -124,7 +124,7 @@ async def _collect(run: Run, now: OpenRound) -> None:
         if not warned:
             log.warning("round %d: %s", now.round_num, run.notice, extra=run.about)
             warned = True
-        now.deadline = loop.time() + run.director.deadline_seconds(now.plan)
+        now.deadline = loop.time() + now.plan.deadline_seconds
         await _reinforce(run, now)
         run.news.notify()
     sealed_at = run.tools.clock()
@@ -247,7 +247,7 @@ async def _finish(run: Run, now: OpenRound) -> None:
 async def _evaluate(run: Run, now: OpenRound) -> pb.EvaluationDone | None:
     """What a client that holds test data makes of the new model; ``None`` if nobody does in time."""
     run.evaluation = Evaluation(now.round_num + 1)
-    timeout = run.director.deadline_seconds(now.plan)
+    timeout = now.plan.deadline_seconds
     await run.news.until(lambda: _asked(run, run.evaluation), timeout)
     result = run.evaluation.result
     if result is None:

@@ -144,7 +144,7 @@ class Run:
 
     def begin(self, row: RoundRow, plan: Plan, done: set[str]) -> OpenRound:
         """Take up a round, new or kept in the store."""
-        deadline = asyncio.get_running_loop().time() + self.director.deadline_seconds(plan)
+        deadline = asyncio.get_running_loop().time() + plan.deadline_seconds
         self.round = OpenRound(
             row.round_num,
             row.status,

@@ -23,7 +23,7 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Said outright: what a machine takes .js for depends on its settings, and browsers refuse a script by its type."""
+"""Said outright: what a machine takes .js for depends on its settings, and browsers go by it."""
 
 
 @asynccontextmanager

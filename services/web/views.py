@@ -43,7 +43,7 @@ def live(run: Run) -> Json:
             "round": now.round_num,
             "phase": ROUND_PHASES[now.status],
             "opened_at": now.opened_at,
-            "deadline_seconds": run.director.deadline_seconds(now.plan),
+            "deadline_seconds": now.plan.deadline_seconds,
             "num_tasks": len(now.tasks),
             "num_done": len(now.done),
             "num_lost": len(now.lost),

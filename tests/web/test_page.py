@@ -94,6 +94,5 @@ async def test_clients_are_found_filtered_and_sorted(tmp_path: Path) -> None:
 
 
 async def choose(page: Page, field: str, value: str) -> None:
-    await page.run(
-        f"(e => {{ e.value = {value!r}; e.dispatchEvent(new Event('input')); }})(document.getElementById({field!r}))"
-    )
+    await page.run(f"document.getElementById({field!r}).value = {value!r}")
+    await page.run(f"document.getElementById({field!r}).dispatchEvent(new Event('input'))")

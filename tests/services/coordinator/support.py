@@ -90,7 +90,8 @@ class ScriptedAgent:
     """Speaks the session protocol, trains with a fake, really uploads; ``script`` says what it does otherwise.
 
     ``script[round]`` is ``silent`` (takes the task, does nothing), ``decline``, ``fail``, ``upload`` (uploads
-    but never says so) or ``half`` (the same, to the first aggregator alone). ``hold`` keeps every task back until the event is set.
+    but never says so) or ``half`` (the same, to the first aggregator alone). ``hold`` keeps every task back
+    until the event is set.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from fedel import config as toml
 from fedel.roles.coordinator import RunState
 from fedel.run import RunConfig
 from fedel.strategies import build
-from services.coordinator.rundir import RunDirectory, to_toml
+from services.coordinator.rundir import RunDirectory
 from services.coordinator.saved import (
     plan_from_text,
     plan_to_text,
@@ -141,7 +141,7 @@ _TABLES = st.dictionaries(_KEYS, _VALUES | st.dictionaries(_KEYS, _VALUES, max_s
 @settings(max_examples=60, deadline=None)
 @given(_TABLES)
 def test_toml_comes_back_the_same(table: dict[str, Any]) -> None:
-    assert table == toml.tomllib.loads(to_toml(table))
+    assert table == toml.tomllib.loads(toml.write(table))
 
 
 def test_a_directory_is_started_anew(tmp_path: Path) -> None:
