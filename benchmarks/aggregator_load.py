@@ -1,12 +1,17 @@
 """What an aggregator costs: memory against the number of clients, CPU against a bare gRPC server.
 
     python benchmarks/aggregator_load.py
-    python benchmarks/aggregator_load.py --clients 10 100 --rounds 3 --json load.json
+    python benchmarks/aggregator_load.py --clients 10 100 --rounds 5 --json load.json
 
 A real aggregator process gets whole updates of a model of VGG16's size (15.2 million float32, 32 tensors) from
-clients in other processes over loopback; nothing is trained. The bare server beside it does the least that can be
-done with the same bytes: it receives them over a gRPC stream and adds them, as float32, to one array. It checks
-nothing, keeps nothing on disk and makes no model. CPU seconds and peak memory are the server process's own.
+clients in other processes over loopback; nothing is trained. Beside it are two servers that check nothing, keep
+nothing on disk and make no model:
+
+* ``plain``: an ordinary gRPC service. It takes Chunk messages, joins an update and adds it as float32 to one array.
+* ``bare``: the least that can be done with the same bytes. No messages, each piece is added as it comes.
+
+CPU seconds and peak memory are the server process's own. The servers take turns round by round, so that all see
+the same machine; the least of the rounds is told beside the median, because whatever else runs there only adds.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,7 @@ from grpc import aio
 from fedel.types import ModelSpec, Patch, Report, TensorSpec
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
+from fedel.v1.model_pb2 import Chunk
 from fedel.wire.channel import SERVER_OPTIONS, connect
 from fedel.wire.payload import CHUNK_BYTES, pack
 from fedel.wire.streams import model_header, push_model, push_update
@@ -85,15 +91,14 @@ def process(*words: str, port_file: Path) -> Iterator[tuple[int, str]]:
 def load(kind: str, address: str, num_clients: int, round_num: int) -> None:
     """Let the clients of one round send, from processes of their own."""
     share = -(-num_clients // NUM_LOADERS)
-    loaders = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--load", kind, address, str(first), str(min(share, num_clients - first)),
-             str(round_num)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        )
-        for first in range(0, num_clients, share)
-    ]  # fmt: skip
-    if any([loader.wait() for loader in loaders]):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    loaders = []
+    for first in range(0, num_clients, share):
+        numbers = map(str, (first, min(share, num_clients - first), round_num))
+        words = [sys.executable, __file__, "--load", kind, address, *numbers]
+        loaders.append(subprocess.Popen(words, env=environment))
+    codes = [loader.wait() for loader in loaders]
+    if any(codes):
         raise SystemExit("a client failed; its words are above")
 
 
@@ -106,55 +111,50 @@ async def play(kind: str, address: str, first: int, num_clients: int, round_num:
             report = Report(f"client-{client}", round_num, 100 + client, 50, 50.0, 0.5)
             await push_update(AggregatorServiceStub(channel), "load", report, payload)
 
-    async def bare(_client: int) -> None:
+    async def send(_client: int) -> None:
         async with connect(address) as channel:
-            send = channel.stream_unary("/bare/Put")
-            await send(chunk.data for chunk in payload.chunks())
+            method = "Pieces" if kind == "bare" else "Messages"
+            pieces = (c.data if kind == "bare" else c.SerializeToString() for c in payload.chunks())
+            call: Any = channel.stream_unary(f"/load/{method}")
+            await call(pieces)
 
-    work = update if kind == "fedel" else bare
+    work = update if kind == "aggregator" else send
     await asyncio.gather(*(work(client) for client in range(first, first + num_clients)))
 
 
-class Bare:
-    """The least a server can do: receive and add."""
+class Sum:
+    """What the other servers do with an update."""
 
     def __init__(self) -> None:
         self._sum = np.zeros(sum(t.size for t in vgg16().tensors), np.float32)
 
-    def _add(self, data: bytes, position: int) -> int:
-        part = np.frombuffer(data, np.float32)
-        self._sum[position : position + part.size] += part
-        return position + part.size
-
-    def put(self, requests: Iterator[bytes], _context: Any) -> bytes:
-        position = 0
-        for data in requests:
-            position = self._add(data, position)
+    def messages(self, requests: Iterator[Chunk], _context: Any) -> bytes:
+        self._sum += np.frombuffer(b"".join(chunk.data for chunk in requests), np.float32)
         return b""
 
-    async def put_aio(self, requests: Any, _context: Any) -> bytes:
+    async def pieces(self, requests: Any, _context: Any) -> bytes:
         position = 0
         async for data in requests:
-            position = self._add(data, position)
+            part = np.frombuffer(data, np.float32)
+            self._sum[position : position + part.size] += part
+            position += part.size
         return b""
 
 
-def _handlers(method: Any) -> tuple[grpc.GenericRpcHandler]:
-    return (
-        grpc.method_handlers_generic_handler("bare", {"Put": grpc.stream_unary_rpc_method_handler(method)}),
-    )
-
-
-def serve_bare(port_file: Path) -> None:
-    server = grpc.server(ThreadPoolExecutor(10), options=SERVER_OPTIONS, handlers=_handlers(Bare().put))
+def serve_plain(port_file: Path) -> None:
+    handler: Any = grpc.stream_unary_rpc_method_handler(Sum().messages, Chunk.FromString)
+    server = grpc.server(ThreadPoolExecutor(10), options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("load", {"Messages": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     port_file.write_text(f"127.0.0.1:{port}")
     server.wait_for_termination()
 
 
-async def serve_bare_aio(port_file: Path) -> None:
-    server = aio.server(options=SERVER_OPTIONS, handlers=_handlers(Bare().put_aio))
+async def serve_bare(port_file: Path) -> None:
+    handler: Any = grpc.stream_unary_rpc_method_handler(Sum().pieces)
+    server = aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("load", {"Pieces": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     port_file.write_text(f"127.0.0.1:{port}")
@@ -176,73 +176,90 @@ async def close(address: str, round_num: int, num_clients: int) -> pb.CommitRoun
         return await stub.CommitRound(pb.CommitRoundRequest(run="load", round_num=round_num, clients=clients))
 
 
-def measure_fedel(num_clients: int, num_rounds: int, folder: Path) -> dict[str, Any]:
-    settings = {"listen": "127.0.0.1:0", "data_dir": folder / "data", "port_file": folder / "fedel.address",
-                "log_level": "WARNING"}  # fmt: skip
+def aggregator(folder: Path) -> AbstractContextManager[tuple[int, str]]:
+    address = folder / "aggregator.address"
+    settings = {
+        "listen": "127.0.0.1:0",
+        "data_dir": folder / "data",
+        "port_file": address,
+        "log_level": "WARNING",
+    }
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    with process("-m", "services.aggregator", *options, port_file=folder / "fedel.address") as (pid, address):
-        at_start = peak_bytes(pid)
+    return process("-m", "services.aggregator", *options, port_file=address)
+
+
+def other(kind: str, folder: Path) -> AbstractContextManager[tuple[int, str]]:
+    address = folder / f"{kind}.address"
+    return process(__file__, "--serve", kind, str(address), port_file=address)
+
+
+def one_round(kind: str, pid: int, address: str, num_clients: int, round_num: int) -> dict[str, float]:
+    cpu, wall = cpu_seconds(pid), time.monotonic()
+    load(kind, address, num_clients, round_num)
+    if kind == "aggregator":
+        asyncio.run(close(address, round_num, num_clients))
+    return {"cpu_seconds": cpu_seconds(pid) - cpu, "wall_seconds": time.monotonic() - wall}
+
+
+def summary(name: str, num_clients: int, rounds: list[dict[str, float]], pid: int) -> dict[str, Any]:
+    cpu = [r["cpu_seconds"] for r in rounds]
+    return {
+        "server": name,
+        "clients": num_clients,
+        "cpu_seconds": statistics.median(cpu),
+        "least_cpu_seconds": min(cpu),
+        "wall_seconds": statistics.median(r["wall_seconds"] for r in rounds),
+        "peak_bytes": peak_bytes(pid),
+    }
+
+
+def compare(num_clients: int, num_rounds: int, folder: Path) -> list[dict[str, Any]]:
+    """The aggregator and the bare servers, in turns."""
+    with aggregator(folder) as ours, other("plain", folder) as plain, other("bare", folder) as bare:
+        asyncio.run(create(ours[1]))
+        servers = {"aggregator": ours, "plain": plain, "bare": bare}
+        rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in servers}
+        for round_num in range(num_rounds):
+            for kind, (pid, address) in servers.items():
+                rounds[kind].append(one_round(kind, pid, address, num_clients, round_num))
+        return [summary(kind, num_clients, rounds[kind], pid) for kind, (pid, _) in servers.items()]
+
+
+def crowd(num_clients: int, folder: Path) -> dict[str, Any]:
+    """One round of the aggregator with more clients."""
+    with aggregator(folder) as (pid, address):
         asyncio.run(create(address))
-        rounds = []
-        for round_num in range(num_rounds):
-            cpu, wall = cpu_seconds(pid), time.monotonic()
-            load("fedel", address, num_clients, round_num)
-            answer = asyncio.run(close(address, round_num, num_clients))
-            rounds.append(
-                {
-                    "cpu_seconds": cpu_seconds(pid) - cpu,
-                    "wall_seconds": time.monotonic() - wall,
-                    "fold_seconds": answer.fold_seconds,
-                    "commit_seconds": answer.commit_seconds,
-                }
-            )
-        median = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
-        return {"clients": num_clients, **median, "start_bytes": at_start, "peak_bytes": peak_bytes(pid)}
+        return summary("aggregator", num_clients, [one_round("aggregator", pid, address, num_clients, 0)], pid)
 
 
-def measure_bare(kind: str, num_clients: int, num_rounds: int, folder: Path) -> dict[str, Any]:
-    port_file = folder / f"{kind}.address"
-    with process(__file__, "--serve", kind, str(port_file), port_file=port_file) as (pid, address):
-        rounds = []
-        for round_num in range(num_rounds):
-            cpu, wall = cpu_seconds(pid), time.monotonic()
-            load("bare", address, num_clients, round_num)
-            rounds.append((cpu_seconds(pid) - cpu, time.monotonic() - wall))
-        return {
-            "clients": num_clients,
-            "cpu_seconds": statistics.median(r[0] for r in rounds),
-            "wall_seconds": statistics.median(r[1] for r in rounds),
-            "peak_bytes": peak_bytes(pid),
-        }
-
-
-def show(results: dict[str, list[dict[str, Any]]], model_bytes: int) -> None:
+def show(rows: list[dict[str, Any]], model_bytes: int) -> None:
     print(
-        f"\nmodel: {model_bytes / 1e6:.1f} MB in {len(vgg16().tensors)} tensors, chunks of {CHUNK_BYTES // 1024} KiB\n"
+        f"model: {model_bytes / 1e6:.1f} MB, {len(vgg16().tensors)} tensors; {CHUNK_BYTES // 1024} KiB chunks\n"
     )
-    print("| server | clients | CPU s a round | wall s a round | peak MB | peak, models |")
-    print("|---|---|---|---|---|---|")
-    for name, rows in results.items():
-        for row in rows:
-            peak = row["peak_bytes"]
-            print(
-                f"| {name} | {row['clients']} | {row['cpu_seconds']:.2f} | {row['wall_seconds']:.1f} "
-                f"| {peak / 1e6:.0f} | {peak / model_bytes:.2f} |"
-            )
-    fedel = results["aggregator"]
-    for name in ("bare grpc", "bare grpc.aio"):
-        ratio = fedel[0]["cpu_seconds"] / results[name][0]["cpu_seconds"]
-        print(f"\nCPU of the aggregator over {name}, {fedel[0]['clients']} clients: {ratio:.2f}")
-    for row in fedel[1:]:
-        growth = row["peak_bytes"] / fedel[0]["peak_bytes"] - 1
-        print(f"\npeak memory at {row['clients']} clients against {fedel[0]['clients']}: {growth:+.1%}")
+    print("| server | clients | CPU s a round | least | wall s a round | peak MB | peak in models |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        peak = row["peak_bytes"]
+        print(
+            f"| {row['server']} | {row['clients']} | {row['cpu_seconds']:.2f} | {row['least_cpu_seconds']:.2f} "
+            f"| {row['wall_seconds']:.1f} | {peak / 1e6:.0f} | {peak / model_bytes:.2f} |"
+        )
+    ours = rows[0]
+    print()
+    for row in rows[1:]:
+        if row["server"] == "aggregator":
+            growth = row["peak_bytes"] / ours["peak_bytes"] - 1
+            print(f"peak memory at {row['clients']} clients against {ours['clients']}: {growth:+.1%}")
+        else:
+            ratios = [ours[key] / row[key] for key in ("cpu_seconds", "least_cpu_seconds")]
+            print(f"CPU against {row['server']}: {ratios[0]:.2f} (median), {ratios[1]:.2f} (least)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each; the median is told")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each server")
+    parser.add_argument("--json", type=Path, help="write the figures here instead of printing them")
     parser.add_argument("--load", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -251,20 +268,17 @@ def main() -> None:
         return asyncio.run(play(kind, address, *map(int, numbers)))
     if options.serve:
         kind, port_file = options.serve
-        return asyncio.run(serve_bare_aio(Path(port_file))) if kind == "aio" else serve_bare(Path(port_file))
-    results: dict[str, list[dict[str, Any]]] = {"aggregator": []}
-    few = options.clients[0]
-    for num_clients in options.clients:
-        with tempfile.TemporaryDirectory() as folder:
-            rounds = options.rounds if num_clients == few else 1
-            results["aggregator"].append(measure_fedel(num_clients, rounds, Path(folder)))
+        return asyncio.run(serve_bare(Path(port_file))) if kind == "bare" else serve_plain(Path(port_file))
+    few, *more = options.clients
     with tempfile.TemporaryDirectory() as folder:
-        results["bare grpc"] = [measure_bare("sync", few, options.rounds, Path(folder))]
-        results["bare grpc.aio"] = [measure_bare("aio", few, options.rounds, Path(folder))]
+        rows = compare(few, options.rounds, Path(folder))
+    for num_clients in more:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(crowd(num_clients, Path(folder)))
     model_bytes = sum(4 * t.size for t in vgg16().tensors)
-    show(results, model_bytes)
-    if options.json:
-        options.json.write_text(json.dumps({"model_bytes": model_bytes, **results}, indent=2))
+    show(rows, model_bytes)
+    figures = json.dumps({"model_bytes": model_bytes, "rows": rows}, indent=2)
+    print(f"\n{figures}") if options.json is None else options.json.write_text(figures)
     return None
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.scrape [--clients 1000] [--picture FILE]
 
-The clients are rows in the store and their rounds are made up; the coordinator, its HTTP side and the browser are
-real. Without a Chromium the page is left out.
+The clients are rows in the store and their rounds are made up; the coordinator, its HTTP side and the browser
+are real. Without a Chromium the page is left out.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from fedel.run import RunConfig
-from fedel.types import ModelSpec, TensorSpec, TensorTime, TimingProfile
 from fedel.types import BlockTime as Block
+from fedel.types import ModelSpec, TensorSpec, TensorTime, TimingProfile
 from services.aggregator.config import AggregatorConfig
 from services.aggregator.server import serving as aggregating
 from services.coordinator.config import CoordinatorConfig
@@ -116,7 +115,9 @@ def fill(store: SqlStore, num_clients: int) -> list[dict[str, Any]]:
         RunRow(RUN, json.dumps(job.table()), spec_to_text(model), 1, PAUSED, time.time(), state_json=state)
     )
     times = tuple(TensorTime(t.name, t.block, 1e-3, 1e-3) for t in model.weights)
-    profile = TimingProfile("fake", model.name, 32, times, tuple(Block(1e-3, 1e-4, 1e-4) for _ in range(NUM_BLOCKS)))
+    profile = TimingProfile(
+        "fake", model.name, 32, times, tuple(Block(1e-3, 1e-4, 1e-4) for _ in range(NUM_BLOCKS))
+    )
     for client in range(num_clients):
         kind = DEVICES[client % len(DEVICES)]
         text = profile_to_text(profile)
@@ -134,7 +135,9 @@ async def measure_scrapes(address: str) -> dict[str, float]:
     async with aiohttp.ClientSession(auto_decompress=False) as session:
 
         async def scrape(encoding: str) -> bytes:
-            async with session.get(f"http://{address}/metrics", headers={"Accept-Encoding": encoding}) as answer:
+            async with session.get(
+                f"http://{address}/metrics", headers={"Accept-Encoding": encoding}
+            ) as answer:
                 return await answer.read()
 
         plain, zipped = await scrape("identity"), await scrape("gzip")
@@ -168,14 +171,18 @@ async def stir(coordinator: Coordinator) -> None:
         await asyncio.sleep(0.1)
 
 
-async def measure_page(coordinator: Coordinator, address: str, folder: Path, picture: Path | None) -> dict[str, Any]:
+async def measure_page(
+    coordinator: Coordinator, address: str, folder: Path, picture: Path | None
+) -> dict[str, Any]:
     async with browsing(folder) as page:
         await page.show_as(1280, 900)
         begin = time.perf_counter()
         await page.open(f"http://{address}/#run={RUN}")
         await page.until("document.querySelector('#clients tbody tr')")
         first_row = time.perf_counter() - begin
-        await page.until(f"document.querySelector('#figures dd small').textContent.startsWith('{NUM_ROUNDS} of')")
+        await page.until(
+            f"document.querySelector('#figures dd small').textContent.startsWith('{NUM_ROUNDS} of')"
+        )
         stirring = asyncio.ensure_future(stir(coordinator))
         cpu, wall = time.process_time(), time.perf_counter()
         frames = await page.run(

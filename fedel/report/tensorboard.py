@@ -1,7 +1,7 @@
 """A run as TensorBoard event files, written by hand: the format is a few bytes around a few fields.
 
 A file is a row of records: length, checksum of the length, data, checksum of the data (TFRecord). The data is
-an ``Event`` message: 1 wall time, 2 step, 3 file version, 5 summary; a summary repeats 1 value: 1 tag, 2 number.
+an ``Event`` message: 1 wall time, 2 step, 3 file version, 5 summary; a summary holds 1 values: 1 tag, 2 number.
 """
 
 from __future__ import annotations

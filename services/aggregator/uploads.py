@@ -12,7 +12,7 @@ from grpc import aio
 from fedel.errors import UpdateRefused
 
 T = TypeVar("T")
-BATCH_BYTES = 2 * 1024 * 1024
+BATCH_BYTES = 1024 * 1024
 """Bytes of a payload that are written at once."""
 BATCH_PIECES = 512
 """Pieces that are written at once; systems take no more than 1,024."""

@@ -14,10 +14,13 @@ from services.coordinator.run import Run
 from services.web import views
 from services.web.events import Events
 from services.web.follow import Follower, to_text
-from services.web.reader import MAX_ROUNDS, Reader
+from services.web.reader import Reader
+from services.web.rounds import MAX_ROUNDS
 from services.web.server import FOLLOWERS, Problem
 
 ACTIONS = {"pause": pb.RUN_ACTION_PAUSE, "resume": pb.RUN_ACTION_RESUME, "stop": pb.RUN_ACTION_STOP}
+MAX_FOLLOWERS = 100
+"""Who only watches must not slow down those who train."""
 COMPRESS_BYTES = 16 * 1024
 """Answers that are longer travel compressed, where the asker takes that."""
 
@@ -48,13 +51,19 @@ class Api:
         known = await self._reader.find(request.match_info["run"])
         since = _number(request, "since", 0)
         limit = min(MAX_ROUNDS, max(1, _number(request, "limit", MAX_ROUNDS)))
-        client, full = request.query.get("client", ""), request.query.get("full") == "1"
-        found = await self._reader.rounds(known, since, limit, client, full)
+        if client := request.query.get("client", ""):
+            found = await self._reader.rounds.of_client(known, client, since, limit)
+        elif request.query.get("full") == "1":
+            found = await self._reader.rounds.full(known, since, limit)
+        else:
+            found = await self._reader.rounds.brief(known, since, limit)
         return _json({"rounds": found, "next": found[-1]["round"] + 1 if found else since})
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
         known = await self._reader.find(request.match_info["run"])
         since = _number(request, "since", 0, request.headers.get("Last-Event-ID", ""))
+        if len(request.app[FOLLOWERS]) >= MAX_FOLLOWERS:
+            raise Problem(503, f"{MAX_FOLLOWERS} others follow already: close a page, or ask /api/runs/NAME")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         await response.prepare(request)
         task = asyncio.current_task()

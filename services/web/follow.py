@@ -12,7 +12,8 @@ from services.coordinator.run import ENDED, Run
 from services.coordinator.saved import record_to_text
 from services.web import views
 from services.web.events import Events
-from services.web.reader import Known, Reader
+from services.web.reader import Reader
+from services.web.rounds import Known
 
 REST_SECONDS = 0.25
 """A follower hears of changes at most this often."""
@@ -61,7 +62,7 @@ class Follower:
             await self._send("seen", views.seen(known))
 
     async def _tell_rounds(self, known: Known) -> None:
-        while records := await self._reader.rounds(known, self._next_round):
+        while records := await self._reader.rounds.brief(known, self._next_round):
             for record in records:
                 self._next_round = record["round"] + 1
                 await self._send("round", record, self._next_round)

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 
-from fedel.types import ModelSpec
 from services.coordinator.coordinator import Coordinator
 from services.coordinator.run import Run
-from services.coordinator.saved import spec_from_text
-from services.coordinator.store import RunRow
 from services.web import views
+from services.web.rounds import Known, Rounds
 from services.web.server import Problem
-
-MAX_ROUNDS = 200
-"""Rounds that are read at once."""
-Known = Run | RunRow
 
 
 class Reader:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator, self._store = coordinator, coordinator.store
+        self.rounds = Rounds(coordinator.store)
 
     def now(self) -> float:
         return self._coordinator.clock()
@@ -51,23 +46,3 @@ class Reader:
         rows = await asyncio.to_thread(self._store.clients, known.name)
         last = await asyncio.to_thread(self._store.last_round, known.name)
         return views.stored_clients(rows, json.loads(last.record_json) if last else {})
-
-    async def rounds(
-        self, known: Known, since: int, limit: int = MAX_ROUNDS, client: str = "", full: bool = False
-    ) -> list[views.Json]:
-        """Closed rounds from ``since`` on; in brief, unless they are wanted in full."""
-        if isinstance(known, Run) and known.state.round_num <= since:
-            return []
-        texts = await asyncio.to_thread(self._store.records, known.name, since, limit)
-        return await asyncio.to_thread(_parsed, texts, None if full else _spec(known), client)
-
-
-def _spec(known: Known) -> ModelSpec:
-    return known.spec if isinstance(known, Run) else spec_from_text(known.spec_json)
-
-
-def _parsed(texts: list[str], spec: ModelSpec | None, client: str) -> list[views.Json]:
-    if spec is None:
-        return [json.loads(text) for text in texts]
-    tensors = [tensor.name for tensor in spec.weights]
-    return [views.brief(json.loads(text), tensors, client) for text in texts]

@@ -10,7 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from fedel.errors import FedelError, ServiceError
 from fedel.telemetry import build_info
@@ -35,6 +41,8 @@ HEADERS = {
 
 def new_registry(service: str) -> CollectorRegistry:
     """A registry with what every process tells of itself: memory, CPU, Python, version."""
+    # A second series for each counter, that says when it began, would tell nothing new.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -138,8 +138,8 @@ def _figures(entry: Mapping[str, Any] | None) -> Json:
     }
 
 
-def brief(record: Mapping[str, Any], tensors: Sequence[str], client: str = "") -> Json:
-    """A closed round without its clients, but for the one that is asked for."""
+def brief(record: Mapping[str, Any], tensors: Sequence[str]) -> Json:
+    """A closed round without its clients."""
     short = {key: value for key, value in record.items() if key not in _LONG}
     deviations = [e["deviation"] for e in record["clients"] if e["deviation"] is not None]
     trained = record.get("tensor_clients", {})
@@ -149,6 +149,4 @@ def brief(record: Mapping[str, Any], tensors: Sequence[str], client: str = "") -
         else None
     )
     short["tensor_clients"] = [trained.get(name, 0) for name in tensors]
-    if client:
-        short["client"] = next((e for e in record["clients"] if e["client"] == client), None)
     return short

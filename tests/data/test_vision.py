@@ -105,7 +105,7 @@ def write_mnist(folder: Path) -> None:
             struct.pack(">4I", 0x803, count, 28, 28) + rng.integers(0, 256, count * 784, np.uint8).tobytes()
         )
         labels = struct.pack(">2I", 0x801, count) + bytes(range(count))
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images, mtime=0))
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(labels)
 
 
@@ -132,7 +132,7 @@ def test_idx_round_trip(tmp_path: Path) -> None:
             "9 bytes where its header promises 11",
         ),
         ("t10k-labels-idx1-ubyte", b"hello, world", "does not begin like an idx file"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 9999)[:20], "damaged or cut short"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 9999, mtime=0)[:20], "damaged or cut short"),
     ],
 )
 def test_damaged_idx_names_the_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -2,7 +2,7 @@
 
 import { lines, tensorMap, windows } from "./charts.js";
 import { Table, against } from "./table.js";
-import { $, bytes, el, percent, seconds, unitOf, windowBar } from "./text.js";
+import { $, blocks, bytes, el, percent, say, seconds, signed, unitOf, windowBar } from "./text.js";
 
 const MAX_LOG = 200, HISTORY = 200;
 const state = { runs: [], run: "", client: "", head: null, setting: null, rounds: [], history: [], offset: 0, canControl: false };
@@ -41,7 +41,7 @@ async function loadRuns() {
 function runButton(run) {
   const best = run.best_accuracy === null ? "" : `, best ${percent(run.best_accuracy)}`;
   const button = el("button", { type: "button" }, run.run,
-    el("small", {}, `${run.strategy}, ${run.phase}, round ${run.rounds_closed}/${run.num_rounds}${best}`));
+    el("small", {}, `${run.strategy}, ${run.phase}, ${run.rounds_closed} of ${run.num_rounds} rounds${best}`));
   if (run.run === state.run) button.setAttribute("aria-current", "true");
   button.addEventListener("click", () => { location.hash = new URLSearchParams({ run: run.run }); });
   return el("li", {}, button);
@@ -111,7 +111,7 @@ function drawHead() {
   document.title = `${head.run}: ${open ? `round ${open.round} of ${head.num_rounds}` : head.phase}`;
   $("name").textContent = head.run;
   $("about").textContent = `${head.strategy} on ${setting.model}: ${setting.blocks.length} blocks, ${bytes(setting.model_bytes)}; seed ${setting.config.seed}; ${head.phase}`;
-  $("notice").textContent = head.message;
+  say($("notice"), head.message);
   $("notice").hidden = !head.message;
   const step = open ? open.phase : ["waiting", "running"].includes(head.phase) ? "wait" : "";
   for (const item of $("steps").children)
@@ -126,13 +126,13 @@ function figures() {
   const full = last ? setting.model_bytes * Math.max(1, last.num_updates) : 0;
   return [
     figure("Round", open ? `${open.round}` : "–", `${rounds.length} of ${head.num_rounds} closed`),
-    figure("This round", open ? seconds(Math.max(0, clock() - open.opened_at)) : "–", open ? `may close after ${seconds(open.deadline_seconds)}` : "none is open"),
+    figure("This round", open ? seconds(Math.max(0, clock() - open.opened_at)) : "–", open ? `deadline ${seconds(open.deadline_seconds)}` : "none is open"),
     figure("Updates", open ? `${open.num_done} of ${open.num_tasks}` : last ? `${last.num_updates} of ${last.num_tasks}` : "–",
       open?.num_lost ? `${open.num_lost} will not come` : open ? "this round" : "last round"),
-    figure("T_th of a step", seconds(head.budget_seconds || last?.budget_seconds), "the budget of every client"),
+    figure("T_th of a step", seconds(head.budget_seconds || last?.budget_seconds), "every client's budget"),
     figure("Accuracy", tested ? percent(tested.accuracy) : "–", head.best_accuracy === null ? "not tested yet" : `best ${percent(head.best_accuracy)}`),
     figure("Clients", `${rows.filter((r) => r.connected).length} of ${rows.length}`, "connected"),
-    figure("Last round", last ? seconds(last.latency_seconds) : "–", last?.deviation ? `slowest client ${percent(last.deviation.max, 0)} over T_th` : ""),
+    figure("Last round", last ? seconds(last.latency_seconds) : "–", last?.deviation ? `slowest client ${signed(last.deviation.max)} to T_th` : ""),
     figure("Sent up", last ? bytes(last.bytes_up) : "–", full ? `${percent(1 - last.bytes_up / full, 0)} less than the whole model` : ""),
   ];
 }
@@ -177,8 +177,14 @@ async function openClient(name) {
 
 async function loadHistory() {
   const name = state.client, run = state.run;
-  let since = state.history.length ? state.history.at(-1).round + 1 : Math.max(0, state.head.rounds_closed - HISTORY);
-  const { rounds } = await get(`${url(run, "rounds")}?since=${since}&client=${encodeURIComponent(name)}`);
+  const since = state.history.length ? state.history.at(-1).round + 1 : Math.max(0, state.head.rounds_closed - HISTORY);
+  let rounds;
+  try {
+    ({ rounds } = await get(`${url(run, "rounds")}?since=${since}&client=${encodeURIComponent(name)}`));
+  } catch (error) {
+    linked("lost", error.message);
+    return;
+  }
   if (state.client !== name || state.run !== run) return;
   const known = state.history.at(-1)?.round ?? -1;
   const fresh = rounds.filter((r) => r.round > known).map((r) => ({ round: r.round, ...(r.client ?? { window: null, selected: [], missing: true }) }));
@@ -194,7 +200,7 @@ function drawClient() {
   pairs($("client-figures"), [
     figure("Device", row.device_type || "unknown", `${row.num_samples} samples`),
     figure("Phase", here, `seen ${table.age(row.client)}`),
-    figure("Window", windowBar(range, setting.blocks.length), range ? `blocks ${range[0]}–${range[1]}, started again ${row.resets} times` : "no window"),
+    figure("Window", windowBar(range, setting.blocks.length), range ? `${blocks(range)} of ${setting.blocks.length}; restarts: ${row.resets}` : "no window"),
     figure("Training time", against(row)),
   ]);
   windows($("windows"), history, setting.blocks.length);

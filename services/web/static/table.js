@@ -1,6 +1,6 @@
 // The clients, a row each: found, filtered, sorted, and no more of them in the page than one can read.
 
-import { $, ago, budgetBar, bytes, el, seconds, signed, verdict, windowBar } from "./text.js";
+import { $, ago, beside, blocks, budgetBar, bytes, el, say, seconds, signed, verdict, windowBar } from "./text.js";
 
 const PAGE = 50;
 const ORDERS = {
@@ -51,8 +51,8 @@ export class Table {
       this.body.replaceChildren(...made);
       if (focus && this.body.contains(focus)) focus.focus();
     }
-    $("count").textContent = `${shown.length} of ${wanted.length} clients` +
-      (wanted.length < this.rows.size ? `, ${this.rows.size} in all` : "");
+    const all = wanted.length < this.rows.size ? `, ${this.rows.size} in all` : "";
+    say($("count"), `${shown.length} of ${wanted.length} clients${all}`);
     $("more").hidden = shown.length >= wanted.length;
   }
 
@@ -86,7 +86,7 @@ export class Table {
       el("td", {}, button ?? el("button", { type: "button" }, row.client), el("small", {}, ` ${row.device_type || "unknown device"}`)),
       el("td", { class: "phase" }, row.connected ? WORDS[row.phase] ?? row.phase : "away"),
       el("td", { class: "window-cell" }, windowBar(range, this.numBlocks),
-        el("small", {}, range ? `blocks ${range[0]}–${range[1]} of ${this.numBlocks}` : "no window")),
+        el("small", {}, range ? `${blocks(range)} of ${this.numBlocks}` : "no window")),
       el("td", { class: "budget-cell" }, budgetBar(row.deviation), el("small", {}, against(row))),
       el("td", { class: "bytes" }, `${bytes(row.bytes_up)} up`, el("small", {}, ` ${bytes(row.bytes_down)} down`)),
       el("td", { class: "seen" }, this.age(row.client)),
@@ -113,7 +113,7 @@ export function against(row) {
   if (!row.train_seconds) {
     text.append("not measured yet");
   } else {
-    text.append(`${seconds(row.train_seconds)} of ${seconds(row.budget_seconds)} `);
+    text.append(row.budget_seconds ? `${beside(row.train_seconds, row.budget_seconds)} ` : seconds(row.train_seconds));
     if (row.deviation !== null) text.append(el("b", { class: verdict(row.deviation) }, `(${signed(row.deviation)})`));
   }
   return text;

@@ -4,6 +4,11 @@ const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = (id) => document.getElementById(id);
 
+/** New text only if it is new: readers aloud say what changes. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 /** An HTML element with attributes and children; text stays text. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -28,6 +33,15 @@ export function seconds(value) {
   if (size >= 1 || size === 0) return `${value.toFixed(size < 10 ? 2 : 1)} s`;
   return size >= 1e-3 ? `${(value * 1e3).toFixed(size < 0.01 ? 2 : 1)} ms` : `${(value * 1e6).toFixed(0)} µs`;
 }
+
+/** A time beside what it may be, in one unit. */
+export function beside(value, limit) {
+  const [unit, size, digits] = limit >= 1 ? ["s", 1, 2] : ["ms", 1e-3, limit >= 0.1 ? 0 : 2];
+  return `${(value / size).toFixed(digits)} of ${(limit / size).toFixed(digits)} ${unit}`;
+}
+
+/** The blocks of a window in words. */
+export const blocks = ([end, front]) => (end === front ? `block ${end}` : `blocks ${end}–${front}`);
 
 /** The unit that fits so many bytes, and its size. */
 export function unitOf(value) {

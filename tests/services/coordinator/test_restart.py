@@ -69,6 +69,14 @@ async def run_with_a_death(federation: Federation, part: str, method: str, when:
     return await federation.finished()
 
 
+def untrained(records: list[dict[str, Any]]) -> dict[str, int]:
+    """Rounds since anybody trained each tensor, by what the records say of who did."""
+    counts = dict.fromkeys(records[0]["tensor_clients"], 0)
+    for record in records:
+        counts = {name: 0 if record["tensor_clients"][name] else count + 1 for name, count in counts.items()}
+    return counts
+
+
 POINTS = [
     ("store", "put_round"),
     ("store", "seal_round"),
@@ -90,6 +98,7 @@ async def test_a_run_goes_on_to_the_same_model(tmp_path: Path, part: str, method
         assert [3, 3, 3] == [record["num_updates"] for record in records]
         assert [0.3, 0.5, 0.4] == [record["accuracy"] for record in records]
         assert same_bits(expected_model(), await federation.model())
+        assert [untrained(records[:n]) for n in (1, 2, 3)] == [r["tensor_untrained_rounds"] for r in records]
         row = federation.coordinator.store.run(RUN)
         assert (3, 2, 0.5) == (row.model_version, row.best_version, row.best_accuracy)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,17 +153,31 @@ async def test_a_broken_stream_is_no_goodbye(tmp_path: Path) -> None:
         assert [(3, 3), (3, 3)] == [(record["num_tasks"], record["num_updates"]) for record in records]
 
 
+MANY_AGENTS = """
+import asyncio, sys
+from types import SimpleNamespace
+from tests.services.coordinator.support import ScriptedAgent, trainers
+
+async def main():
+    there = SimpleNamespace(address=sys.argv[1])
+    agents = [ScriptedAgent(there, f"client-{i:02d}", trainers()["client-0"]).start() for i in range(25)]
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
 @asynchronous
-async def test_of_many_streams_that_break_at_once_none_is_taken_for_a_goodbye(tmp_path: Path) -> None:
+async def test_of_many_agents_that_are_killed_none_is_taken_to_have_left(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(min_clients=100))
-        names = [f"client-{i}" for i in range(25)]
-        agents = [federation.agent(name, trainers()["client-0"]) for name in names]
+        agents = await asyncio.create_subprocess_exec(sys.executable, "-c", MANY_AGENTS, federation.address)
         await federation.status(lambda s: len(s.clients) == 25)
-        await asyncio.gather(*(agent.drop() for agent in agents))
+        agents.kill()
+        await agents.wait()
         await federation.status(lambda s: not any(c.connected for c in s.clients))
-        assert not any(row.has_left for row in federation.coordinator.store.clients(RUN))
         assert not any(member.row.has_left for member in federation.coordinator.runs[RUN].members)
+        assert not any(row.has_left for row in federation.coordinator.store.clients(RUN))
 
 
 @asynchronous
@@ -188,7 +203,10 @@ async def test_a_silent_client_is_planned_for_no_more(tmp_path: Path) -> None:
         agents = federation.start_agents(2)
         agents[0].hold.clear()
         gone = federation.agent("client-2", script={0: "fail"})
-        await gone.until("task", round_num=0)
+        run = federation.coordinator.runs[RUN]
+        assert await run.news.until(
+            lambda: run.round is not None and "client-2" in run.round.lost, STEP_SECONDS
+        )
         await gone.drop()
         now[0] += 2.5
         for agent in agents:

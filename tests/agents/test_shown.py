@@ -1,0 +1,61 @@
+"""An agent's own metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agents.edge.agent import Agent
+from agents.edge.shown import shown
+from fedel.errors import ServiceError
+from fedel.telemetry import AgentMetrics
+from tests.agents.stand_ins import federation, running
+
+
+def test_an_agent_shows_its_metrics_where_it_is_told_to(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with shown("127.0.0.1:0") as metrics:
+        metrics.observe(train_seconds=3.0, budget_seconds=2.0)
+        metrics.tasks.labels("done").inc()
+        address = caplog.messages[-1].removeprefix("metrics on ")
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            text = answer.read().decode()
+    assert "fedel_agent_budget_deviation_ratio 0.5" in text
+    assert 'fedel_agent_tasks_total{outcome="done"} 1.0' in text
+    assert 'service="agent"' in text
+
+
+def test_a_port_that_cannot_be_had_is_named() -> None:
+    with pytest.raises(ServiceError, match=r"http = 'nowhere': cannot listen"), shown("nowhere"):
+        pass
+
+
+def test_an_agent_without_http_counts_for_nobody() -> None:
+    with shown("") as metrics:
+        assert isinstance(metrics, AgentMetrics)
+    registry = CollectorRegistry()
+    AgentMetrics(registry).observe(train_seconds=0.0, budget_seconds=2.0)
+    assert 0.0 == registry.get_sample_value("fedel_agent_budget_deviation_ratio")
+
+
+def test_tasks_sessions_and_breaks_are_counted(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+
+    async def scenario() -> None:
+        async with federation(tmp_path) as fed:
+            agent = Agent(fed.agent().config, metrics=AgentMetrics(registry))
+            async with running(agent):
+                await fed.joined()
+                fed.order(0)
+                await fed.done(0)
+                assert 1 == registry.get_sample_value("fedel_agent_connected")
+                fed.coordinator.hang_up()
+                await fed.coordinator.until("hello", 2)
+
+    asyncio.run(scenario())
+    assert 1 == registry.get_sample_value("fedel_agent_tasks_total", {"outcome": "done"})
+    assert 1 == registry.get_sample_value("fedel_agent_reconnects_total")
