@@ -7,7 +7,7 @@ A real aggregator process gets whole updates of a model of VGG16's size (15.2 mi
 clients in other processes over loopback; nothing is trained. Beside it are two servers that check nothing, keep
 nothing on disk and make no model:
 
-* ``plain``: an ordinary gRPC service. It takes Chunk messages, joins an update and adds it as float32 to one array.
+* ``plain``: an ordinary gRPC service. It takes Chunk messages, joins an update and adds it to a float32 array.
 * ``bare``: the least that can be done with the same bytes. No messages, each piece is added as it comes.
 
 CPU seconds and peak memory are the server process's own. The servers take turns round by round, so that all see

@@ -19,7 +19,7 @@ from services.runtime import until_told_to_stop
 _MALLOC = {
     # One heap: glibc would give each thread its own, and what one of them frees serves no other.
     "arena_max": (-8, 1),
-    # What a round freed serves the next one; asking the system for it again and again costs a tenth of the CPU.
+    # What a round freed serves the next one, instead of being given back and faulted in again.
     "mmap_threshold": (-3, 32 << 20),
     "trim_threshold": (-1, 512 << 20),
 }

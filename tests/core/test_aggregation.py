@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -83,6 +83,7 @@ updates = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(updates, st.booleans())
 def test_the_order_of_arrival_does_not_change_a_bit(clients, weighted):
     model = {"w": np.linspace(-1, 1, 7, dtype=np.float32)}
@@ -97,6 +98,7 @@ def test_the_order_of_arrival_does_not_change_a_bit(clients, weighted):
     assert 1 == len(results)
 
 
+@settings(deadline=None)
 @given(updates)
 def test_equals_a_mean_in_double_precision(clients):
     mean = MaskedMean(weighted=True)
@@ -166,6 +168,7 @@ def test_large_sums_that_cancel_do_not_depend_on_the_order():
     assert 1 == len(results)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20), st.sampled_from([1.0, 3.0, 1e6]))
 def test_fixed_point_is_the_nearest_whole_number_at_every_size(values, weight):
     total = ExactSum((len(values),), 20)

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedel.v1.aggregator_pb2 import PutUpdateRequest, UpdateHeader
@@ -6,6 +6,7 @@ from fedel.v1.model_pb2 import Chunk
 from fedel.wire.views import UploadPiece, upload_message
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1), st.binary(min_size=1, max_size=70_000))
 def test_a_chunk_is_read_as_protobuf_reads_it(offset, data):
     piece = upload_message(PutUpdateRequest(chunk=Chunk(offset=offset, data=data)).SerializeToString())
@@ -29,6 +30,7 @@ def test_fields_in_another_order_are_left_to_protobuf():
     assert PutUpdateRequest(chunk=Chunk(offset=5, data=b"ab")) == message
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=30))
 def test_no_bytes_are_read_otherwise_than_protobuf_reads_them(noise):
     try:

@@ -1,0 +1,32 @@
+"""The configuration files that come with the project hold every key, and nothing that is not one."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from agents.edge.config import AgentConfig
+from cli.run import read_job
+from fedel import config
+from services.aggregator.config import AggregatorConfig
+from services.coordinator.config import CoordinatorConfig
+
+ROOT = Path(__file__).parents[1]
+FOR_SCRIPTS = {"port_file", "http_port_file"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("coordinator", CoordinatorConfig), ("aggregator", AggregatorConfig), ("agent", AgentConfig)],
+)
+def test_every_key_is_explained(name, kind):
+    table = config.read(ROOT / "configs" / f"{name}.toml")
+    config.parse(kind, table, name)
+    assert {field.name for field in dataclasses.fields(kind)} - FOR_SCRIPTS == table.keys()
+
+
+@pytest.mark.parametrize("path", ["cli/demo.toml", "examples/own.toml"])
+def test_jobs_parse(path):
+    job, fleet = read_job(ROOT / path, [])
+    assert job.rounds.num_rounds > 0
+    assert fleet.slowdowns
