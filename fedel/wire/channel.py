@@ -32,7 +32,8 @@ RETRIED = (
 def connect(address: str) -> aio.Channel:
     """A channel to a service; it connects when first used and again whenever it broke."""
     # A server that was restarted is found again within seconds, not after gRPC's two minutes.
-    options = [*OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
+    # gRPC's own retries keep every message of a stream for as long as it lives; ours are in our hands.
+    options = [*OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000), ("grpc.enable_retries", 0)]
     return aio.insecure_channel(address, options=options)
 
 
