@@ -3,12 +3,14 @@
     python benchmarks/aggregator_load.py
     python benchmarks/aggregator_load.py --clients 10 100 --rounds 5 --json load.json
 
-A real aggregator process gets whole updates of a model of VGG16's size (15.2 million float32, 32 tensors) from
-clients in other processes over loopback; nothing is trained. Beside it are two servers that check nothing, keep
-nothing on disk and make no model:
+In a round every client fetches a whole model of VGG16's size (15.2 million float32, 32 tensors) from a real
+aggregator process and sends a whole update back, over loopback from other processes; nothing is trained. Beside
+it are two servers that check nothing, keep nothing on disk and make no model:
 
 * ``plain``: an ordinary gRPC service. It takes Chunk messages, joins an update and adds it to a float32 array.
 * ``bare``: the least that can be done with the same bytes. No messages, each piece is added as it comes.
+
+``--uploads-only`` leaves the fetching out.
 
 CPU seconds and peak memory are the server process's own. The servers take turns round by round, so that all see
 the same machine; the least of the rounds is told beside the median, because whatever else runs there only adds.
@@ -41,10 +43,11 @@ from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.model_pb2 import Chunk
 from fedel.wire.channel import SERVER_OPTIONS, connect
 from fedel.wire.payload import CHUNK_BYTES, pack
-from fedel.wire.streams import model_header, push_model, push_update
+from fedel.wire.streams import fetch_model, model_header, push_model, push_update
 
 ROOT = Path(__file__).resolve().parents[1]
 CHANNELS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+UPLOADS_ONLY = "FEDEL_BENCH_UPLOADS_ONLY"
 NUM_LOADERS = 2
 """Processes that play the clients."""
 
@@ -102,17 +105,24 @@ def load(kind: str, address: str, num_clients: int, round_num: int) -> None:
         raise SystemExit("a client failed; its words are above")
 
 
-async def play(kind: str, address: str, first: int, num_clients: int, round_num: int) -> None:
+async def play(kind: str, address: str, first: int, num_clients: int, round_num: int, fetch: bool) -> None:
     """Inside a loader: some clients, each with a connection of its own."""
     payload = pack({name: Patch(array) for name, array in values(1).items()})
 
     async def update(client: int) -> None:
         async with connect(address) as channel:
+            stub = AggregatorServiceStub(channel)
+            if fetch:
+                await fetch_model(stub, "load")
             report = Report(f"client-{client}", round_num, 100 + client, 50, 50.0, 0.5)
-            await push_update(AggregatorServiceStub(channel), "load", report, payload)
+            await push_update(stub, "load", report, payload)
 
     async def send(_client: int) -> None:
         async with connect(address) as channel:
+            if fetch:
+                model: Any = channel.unary_stream("/load/Model")
+                async for _ in model(b""):
+                    pass
             method = "Pieces" if kind == "bare" else "Messages"
             pieces = (c.data if kind == "bare" else c.SerializeToString() for c in payload.chunks())
             call: Any = channel.stream_unary(f"/load/{method}")
@@ -132,6 +142,16 @@ class Sum:
         self._sum += np.frombuffer(b"".join(chunk.data for chunk in requests), np.float32)
         return b""
 
+    def model(self, _request: bytes, _context: Any) -> Iterator[bytes]:
+        """The model, as it lies in memory."""
+        view = self._sum.view(np.uint8)
+        for start in range(0, view.size, CHUNK_BYTES):
+            yield view[start : start + CHUNK_BYTES].tobytes()
+
+    async def model_pieces(self, request: bytes, context: Any) -> Any:
+        for piece in self.model(request, context):
+            yield piece
+
     async def pieces(self, requests: Any, _context: Any) -> bytes:
         position = 0
         async for data in requests:
@@ -142,9 +162,13 @@ class Sum:
 
 
 def serve_plain(port_file: Path) -> None:
-    handler: Any = grpc.stream_unary_rpc_method_handler(Sum().messages, Chunk.FromString)
+    total = Sum()
+    handlers: Any = {
+        "Messages": grpc.stream_unary_rpc_method_handler(total.messages, Chunk.FromString),
+        "Model": grpc.unary_stream_rpc_method_handler(total.model),
+    }
     server = grpc.server(ThreadPoolExecutor(10), options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("load", {"Messages": handler}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("load", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     port_file.write_text(f"127.0.0.1:{port}")
@@ -152,9 +176,13 @@ def serve_plain(port_file: Path) -> None:
 
 
 async def serve_bare(port_file: Path) -> None:
-    handler: Any = grpc.stream_unary_rpc_method_handler(Sum().pieces)
+    total = Sum()
+    handlers: Any = {
+        "Pieces": grpc.stream_unary_rpc_method_handler(total.pieces),
+        "Model": grpc.unary_stream_rpc_method_handler(total.model_pieces),
+    }
     server = aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("load", {"Pieces": handler}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("load", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     port_file.write_text(f"127.0.0.1:{port}")
@@ -259,16 +287,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each server")
+    parser.add_argument("--uploads-only", action="store_true", help="clients fetch no model")
     parser.add_argument("--json", type=Path, help="write the figures here instead of printing them")
     parser.add_argument("--load", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
         kind, address, *numbers = options.load
-        return asyncio.run(play(kind, address, *map(int, numbers)))
+        return asyncio.run(play(kind, address, *map(int, numbers), not os.environ.get(UPLOADS_ONLY)))
     if options.serve:
         kind, port_file = options.serve
         return asyncio.run(serve_bare(Path(port_file))) if kind == "bare" else serve_plain(Path(port_file))
+    if options.uploads_only:
+        os.environ[UPLOADS_ONLY] = "1"  # for the loaders, which inherit it
     few, *more = options.clients
     with tempfile.TemporaryDirectory() as folder:
         rows = compare(few, options.rounds, Path(folder))

@@ -14,6 +14,8 @@ import numpy as np
 
 from fedel.types import Tensors
 
+_CHUNK = 1 << 16
+
 
 def local(loss_change: Mapping[str, float]) -> dict[str, float]:
     """Importance from ``<g1, dw>`` of a trial step; helpful tensors (negative change) come out positive.
@@ -43,8 +45,13 @@ def global_change(model: Tensors, previous: Tensors) -> dict[str, float]:
     """
     change = {}
     for name, values in model.items():
-        difference = np.subtract(values, previous[name], dtype=np.float64).ravel()
-        change[name] = float(difference @ difference)
+        new, old, total = values.reshape(-1), previous[name].reshape(-1), 0.0
+        # In chunks, so that the float64 difference stays in the cache.
+        for start in range(0, new.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            difference = np.subtract(new[part], old[part], dtype=np.float64)
+            total += float(difference @ difference)
+        change[name] = total
     return change
 
 

@@ -30,6 +30,8 @@ from services.runtime import refuse
 
 log = logging.getLogger("fedel.aggregator")
 T = TypeVar("T")
+PIECES_AT_ONCE = 4
+"""Pieces of a model read in one go: each hand-over to a thread has its price."""
 
 STATUS = {
     "checksum": grpc.StatusCode.DATA_LOSS,
@@ -178,10 +180,11 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
             manifest = [_entry(name, file, meta.crc32[name]) for name in names]
             await self._send(context, content=pb.ModelContent(version=version, tensors=manifest))
             sent = 0
-            for offset, num_bytes in _pieces(file, names):
-                data = await in_thread(file.read, offset, num_bytes)
-                await self._send(context, chunk=model_pb2.Chunk(offset=sent, data=data))
-                sent += num_bytes
+            pieces = list(_pieces(file, names))
+            for start in range(0, len(pieces), PIECES_AT_ONCE):
+                batch = await in_thread(_read, file, pieces[start : start + PIECES_AT_ONCE])
+                await in_time(_send_pieces(context, sent, batch), self._config.idle_seconds)
+                sent += sum(map(len, batch))
         self.counts["bytes_down"] += sent
         self.metrics.download_bytes.inc(sent)
 
@@ -276,6 +279,19 @@ def _entry(name: str, file: TensorFile, crc32: int) -> model_pb2.TensorManifest:
         num_bytes=place.num_bytes,
         crc32=crc32,
     )
+
+
+async def _send_pieces(context: Any, offset: int, pieces: Sequence[bytes]) -> None:
+    for data in pieces:
+        response = pb.GetModelResponse()
+        # Set in place: a chunk handed to the constructor would be copied.
+        response.chunk.offset, response.chunk.data = offset, data
+        await context.write(response)
+        offset += len(data)
+
+
+def _read(file: TensorFile, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
+    return [file.read(offset, num_bytes) for offset, num_bytes in pieces]
 
 
 def _pieces(file: TensorFile, names: Sequence[str]) -> Iterator[tuple[int, int]]:
