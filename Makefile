@@ -51,7 +51,8 @@ demo: setup  ## a real federation on this machine: FedEL beside FedAvg, a few mi
 
 bench: setup  ## what is claimed about speed and memory, measured on this machine (half an hour)
 	$(BIN)/python -m benchmarks.selection
-	$(BIN)/python -m benchmarks.elastic_step
+	$(BIN)/python -m benchmarks.elastic_step accuracy --model vgg16 --width 0.25
+	$(BIN)/python -m benchmarks.elastic_step saving --model resnet50
 	$(BIN)/python -m benchmarks.aggregator_load
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.simulation_overhead
