@@ -96,9 +96,11 @@ def deviation(runs: Sequence[Run]) -> Figure:
 
 
 def selection_map(runs: Sequence[Run]) -> Figure:
-    """Rounds against tensors, a column a client, for the first run that selects."""
+    """Rounds against tensors, one client of each device type, for the first run that selects."""
     run = next((r for r in runs if any(e["window"] for x in r.rounds for e in x["clients"])), runs[0])
-    clients = run.clients()[:8]
+    types = {e["client"]: e.get("device_type") or e["client"] for r in run.rounds for e in r["clients"]}
+    shown = {types[client]: client for client in reversed(run.clients())}
+    clients = sorted(shown.values())[:8]
     names = list(dict.fromkeys(n for r in run.rounds for e in r["clients"] for n in e["selected"]))
     order = run.result.get("tensors") or sorted(names)
     position = {name: i for i, name in enumerate(order)}
@@ -107,7 +109,7 @@ def selection_map(runs: Sequence[Run]) -> Figure:
         dots = [(n, position[t]) for n, e in run.per_client(client) for t in e["selected"] if t in position]
         if dots:
             axes.scatter(*zip(*dots, strict=True), s=5, marker="s", color=COLOURS[0], linewidths=0)
-        axes.set(title=client, xlabel="round", ylim=(-1, len(order)), xlim=(-0.5, len(run.rounds) - 0.5))
+        axes.set(title=types[client], xlabel="round", ylim=(-1, len(order)), xlim=(-0.5, len(run.rounds) - 0.5))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.title.set_fontsize(9)
     grid[0][0].set_ylabel(f"tensor, input to output\n({run.strategy})")

@@ -16,6 +16,7 @@ from fedel.models import BlockModel, build
 from fedel.run import RunConfig
 from fedel.seeds import derive
 from fedel.strategies import build as build_strategy
+from fedel.strategies.depthfl import depths
 from fedel.training.evaluate import Score, evaluate, evaluate_ensemble
 from fedel.training.profile_io import load_profile, save_profile
 from fedel.training.profiler import default_device_name, profile
@@ -122,7 +123,9 @@ def _key(run: RunConfig, settings: TrainerSettings, model: BlockModel, widths: t
 def _evaluator(model: BlockModel, data: Dataset, device: str) -> Evaluator:
     def test(tensors: Tensors, mode: str) -> Score:
         model.load(tensors)
-        judge = evaluate_ensemble if mode == "ensemble" else evaluate
-        return judge(model, data.test_batches(), device)
+        if mode == "ensemble":
+            # Exits between DepthFL's depths are never trained.
+            return evaluate_ensemble(model, data.test_batches(), device, depths(model.spec))
+        return evaluate(model, data.test_batches(), device)
 
     return test

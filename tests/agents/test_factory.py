@@ -14,10 +14,11 @@ import torch
 from fedel.errors import ProfileError
 from fedel.run import RunConfig
 from fedel.seeds import derive
+from fedel.strategies.depthfl import depths
 from fedel.training import factory
 from fedel.training.profile_io import save_profile
 from fedel.training.settings import DataPart, TrainerSettings
-from fedel.types import LocalWork
+from fedel.types import LocalWork, Role
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import report_from_pb
 from tests.agents.stand_ins import RUN, federation, running, task_of
@@ -148,3 +149,15 @@ def uploaded(payloads, header):  # type: ignore[no-untyped-def]
         values, data = data[: entry.num_bytes], data[entry.num_bytes :]
         tensors[entry.name] = np.frombuffer(values, np.float32).reshape(tuple(entry.shape))
     return tensors
+
+
+def test_the_ensemble_is_of_the_exits_that_depthfl_trains(measured: list[int]) -> None:
+    trainer, judge = factory.make_trainer(JOB, TrainerSettings(threads=1))
+    assert judge is not None
+    _, tensors = factory.initial_model(JOB)
+    untrained = [
+        t.name for t in trainer.spec.tensors if t.role is Role.EXIT and t.block not in depths(trainer.spec)
+    ]
+    assert untrained
+    disturbed = {n: v + 100 if n in untrained else v for n, v in tensors.items()}
+    assert judge(tensors, "ensemble").loss == judge(disturbed, "ensemble").loss
