@@ -1,0 +1,101 @@
+"""A scale: how large the experiments are, as a TOML file says it (``scales/``, or one's own)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedel import config
+from fedel.errors import ConfigError
+
+SCALES = Path(__file__).with_name("scales")
+METRICS = ("accuracy", "perplexity")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload of the paper and the fleet that trains it."""
+
+    title: str
+    job: Mapping[str, Any]
+    """A simulation's job table, without seed and strategy."""
+    seeds: int = 1
+    """Runs of every method, with the seeds 1, 2, ..."""
+    metric: str = "accuracy"
+    """``accuracy``, or ``perplexity``: the exponential of the test loss."""
+    cuts: str = ""
+    """What is smaller than in the paper, in plain words."""
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise ValueError(f"metric = {self.metric!r} is none of: {', '.join(METRICS)}")
+        if self.seeds < 1:
+            raise ValueError(f"seeds = {self.seeds}: at least one run of every method is needed")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one experiment does otherwise than the tasks say."""
+
+    tasks: tuple[str, ...] = ()
+    """The tasks it is done on; empty leaves that to the experiment."""
+    seeds: int = 0
+    """0 takes those of the task."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """Laid over the job of the task."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """Electric power of a device, in watts."""
+
+    busy: float
+    idle: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    note: str
+    """What it is for, and how far it is from the paper."""
+    tasks: Mapping[str, Task]
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options of a method, wherever it is used."""
+    experiments: Mapping[str, Setting] = field(default_factory=dict)
+    power: Mapping[str, Power] = field(default_factory=dict)
+    """By device type."""
+    power_source: str = ""
+    """Where the watts come from."""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name, setting in self.experiments.items():
+            for task in setting.tasks:
+                if task not in self.tasks:
+                    raise ValueError(
+                        f"experiments.{name}: unknown task '{task}'; {config.nearest(task, self.tasks)}"
+                    )
+
+
+def load(name: str) -> Scale:
+    """The scale of that name, or in that TOML file."""
+    path = Path(name) if name.endswith(".toml") else SCALES / f"{name}.toml"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in SCALES.glob("*.toml")))
+        raise ConfigError(f"there is no scale '{name}'; use one of {known}, or a TOML file of your own")
+    return config.parse(Scale, {**config.read(path), "name": path.stem}, str(path))
+
+
+def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with another one laid over it, section by section.
+
+    >>> overlaid({"work": {"lr": 0.1, "momentum": 0.9}}, {"work": {"lr": 0.2}, "seed": 1})
+    {'work': {'lr': 0.2, 'momentum': 0.9}, 'seed': 1}
+    """
+    merged = dict(table)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = overlaid(below, value) if both else value  # type: ignore[arg-type]
+    return merged
