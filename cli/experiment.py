@@ -40,7 +40,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = verbs.add_parser(
         "experiment",
         help="a table or figure of the paper: do the runs, compare with its numbers",
-        description="Do the runs that a table or figure of the paper needs; report.html and results.md have the "
+        description="Do the runs that a table or figure needs; report.html and results.md have the "
         "paper's numbers beside ours. Runs that are there are reused; Ctrl-C loses at most a round.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
