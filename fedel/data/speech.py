@@ -15,7 +15,7 @@ import numpy as np
 
 from fedel.data.dataset import Dataset, Split
 from fedel.data.files import decoded, listed
-from fedel.data.melspec import RATE, log_mel, stft, to_bytes
+from fedel.data.melspec import RATE, TOP_DB, log_mel, stft, to_bytes
 from fedel.data.transforms import LogMel, measure
 from fedel.data.waves import Waves, one_second, read_wav, upsample
 from fedel.errors import DataError
@@ -28,10 +28,13 @@ _HASH_RANGE = 2**27 - 1
 """The README's most files a class; the hash of a speaker is taken modulo one more."""
 
 
-def speech_commands(folder: Path, *, waves: bool = False, augment: bool = True) -> Dataset:
+def speech_commands(
+    folder: Path, *, waves: bool = False, augment: bool = True, normalise: bool = True
+) -> Dataset:
     """Folders of wav, one a word, in ``folder`` or one directory deeper; or a ready log-mel ``.npz``.
 
     With ``waves`` the sound itself is kept (32 kB a clip) and augmented as sound, else as log-mel images.
+    Without ``normalise`` images are decibels, -80 to 0, as in FedScale's benchmark.
     """
     ready = listed(folder, "*.npz") if folder.is_dir() else [folder]
     if ready:
@@ -39,7 +42,7 @@ def speech_commands(folder: Path, *, waves: bool = False, augment: bool = True) 
             raise DataError(
                 f"{ready[0]}: holds no sound, only log-mel; set waves = false or get the wav archive"
             )
-        return ready_log_mel(ready[0], augment=augment)
+        return ready_log_mel(ready[0], augment=augment, normalise=normalise)
     place = _words_folder(folder)
     words = tuple(p.name for p in listed(place) if p.is_dir() and p.name != "_background_noise_")
     files = [file for word in words for file in listed(place / word, "*.wav")]
@@ -48,7 +51,7 @@ def speech_commands(folder: Path, *, waves: bool = False, augment: bool = True) 
     speakers = [f.name.split("_nohash_")[0] for f in files]
     noise = _background_noise(place / "_background_noise_") if waves else None
     clips = _Clips(place, files, RATE, labels, parts, speakers, waves)
-    return _assemble("speech-commands", words, clips, augment, noise)
+    return _assemble("speech-commands", words, clips, augment, normalise, noise)
 
 
 def _words_folder(folder: Path) -> Path:
@@ -91,7 +94,9 @@ def _background_noise(folder: Path) -> Array | None:
     return np.stack([c[:shortest] for c in clips]) if clips else None
 
 
-def spoken_digits_wav(folder: Path, *, waves: bool = False, augment: bool = True) -> Dataset:
+def spoken_digits_wav(
+    folder: Path, *, waves: bool = False, augment: bool = True, normalise: bool = True
+) -> Dataset:
     """FSDD: ``{digit}_{speaker}_{n}.wav`` at 8 kHz; recordings 0 to 4 of each are the official test set."""
     place = next((p for p in (folder / "recordings", folder) if p.is_dir()), folder)
     files = listed(place, "*.wav")
@@ -100,7 +105,7 @@ def spoken_digits_wav(folder: Path, *, waves: bool = False, augment: bool = True
     labels, speakers, numbers = zip(*(_fsdd_name(f) for f in files), strict=True)
     parts = np.array([TEST if n < 5 else TRAIN for n in numbers])
     clips = _Clips(place, files, FSDD_RATE, np.array(labels, np.int64), parts, speakers, waves)
-    return _assemble("fsdd", DIGIT_WORDS, clips, augment, None)
+    return _assemble("fsdd", DIGIT_WORDS, clips, augment, normalise, None)
 
 
 def _fsdd_name(file: Path) -> tuple[int, str, int]:
@@ -129,7 +134,9 @@ class _Clips:
         return clip if self.waves else to_bytes(log_mel(stft(clip[None] / 32768.0)))
 
 
-def _assemble(name: str, words: tuple[str, ...], clips: _Clips, augment: bool, noise: Array | None) -> Dataset:
+def _assemble(
+    name: str, words: tuple[str, ...], clips: _Clips, augment: bool, normalise: bool, noise: Array | None
+) -> Dataset:
     key = "waves" if clips.waves else "logmel32"
     x = decoded(clips.place, key, clips.files, clips.read)["x"]
     names = tuple(sorted(set(clips.speakers)))
@@ -137,21 +144,29 @@ def _assemble(name: str, words: tuple[str, ...], clips: _Clips, augment: bool, n
     users = np.array([ids[s] for s in clips.speakers])
     train, test = (_part(x, clips.labels, users, clips.parts == which) for which in (TRAIN, TEST))
     if clips.waves:
-        transform = Waves(augment=augment) if noise is None else Waves(augment=augment, noise=noise)
-        return Dataset(name, "speech", train, test, words, transform, names)
-    mean, std = measure(train.x)
-    return Dataset(name, "speech", train, test, words, LogMel(mean, std, shift=8 if augment else 0), names)
+        mean, std = (-TOP_DB / 2, TOP_DB / 4) if normalise else (0.0, 1.0)
+        noise = np.zeros((0, RATE), np.int16) if noise is None else noise
+        sound = Waves(mean, std, augment=augment, noise=noise)
+        return Dataset(name, "speech", train, test, words, sound, names)
+    return Dataset(name, "speech", train, test, words, _images(train.x, augment, normalise), names)
+
+
+def _images(x: Array, augment: bool, normalise: bool) -> LogMel:
+    """How bytes become input: with the deviation of ``x`` as the unit, or in decibels."""
+    mean, std = measure(x) if normalise else ((1.0,), (1.0 / TOP_DB,))
+    return LogMel(mean, std, shift=8 if augment else 0)
 
 
 def _part(x: Array, y: Array, users: Array | None, chosen: Array) -> Split:
     return Split(x[chosen], y[chosen], None if users is None else users[chosen])
 
 
-def ready_log_mel(path: Path, *, augment: bool = True) -> Dataset:
+def ready_log_mel(path: Path, *, augment: bool = True, normalise: bool = True) -> Dataset:
     """An ``.npz`` with ``x`` (N, 32, 32) uint8, ``y``, ``words``, ``speaker`` and ``split`` (0, 1, 2).
 
     The bytes of the known file are a fixed scale of power, about 2.5 a decibel with 0 dB at 194, in HTK bands
     over windows of 512 samples: other features than those made from wav files here, so do not mix the two.
+    Without ``normalise`` its bytes 0 to 255 are spread over -80 to 0 like ours, so a decibel counts 0.8.
     """
     arrays = read_npz(path, ("x", "y", "words", "speaker", "split"))
     x, y, parts = arrays["x"], arrays["y"], arrays["split"]
@@ -163,12 +178,10 @@ def ready_log_mel(path: Path, *, augment: bool = True) -> Dataset:
     users = arrays["speaker"].astype(np.int64)
     labels = y.astype(np.int64)
     train, test = (_part(x[:, None], labels, users, parts == which) for which in (TRAIN, TEST))
-    mean, std = measure(train.x)
     names = tuple(f"speaker-{n:04d}" for n in range(int(users.max()) + 1))
     words = tuple(str(w) for w in arrays["words"])
-    return Dataset(
-        "speech-commands", "speech", train, test, words, LogMel(mean, std, shift=8 if augment else 0), names
-    )
+    transform = _images(train.x, augment, normalise)
+    return Dataset("speech-commands", "speech", train, test, words, transform, names)
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedel.data.melspec import RATE, TOP_DB, log_mel, stft
+from fedel.data.melspec import RATE, log_mel, stft
 from fedel.data.transforms import shift_frames
 from fedel.errors import DataError
 from fedel.types import Array
@@ -47,17 +47,19 @@ def upsample(samples: Array, factor: int) -> Array:
 class Waves:
     """Waves (N, samples) of int16 to log-mel images (N, 1, 32, 32) in decibels scaled by mean and std.
 
-    Each step of the augmentation happens to every other clip. Left out of FedScale's list: the stretch by a
-    phase vocoder, which the change of speed nearly repeats. Loudness alone would change nothing, decibels
+    Each step of the augmentation happens to every other clip. Loudness alone would change nothing, decibels
     being relative to the loudest point; it matters where noise is mixed in.
     """
 
-    mean: float = -TOP_DB / 2
-    std: float = TOP_DB / 4
+    mean: float = 0.0
+    std: float = 1.0
     augment: bool = True
     shift: int = 8
     """Frames."""
     speed: float = 0.2
+    """Change of speed with the pitch, by resampling, at most; 0.2 is 20 % faster or slower."""
+    stretch: float = 0.2
+    """Change of speed at the same pitch, by a phase vocoder, at most."""
     noise_share: float = 0.45
     noise: Array = field(default_factory=lambda: np.zeros((0, RATE), np.int16), compare=False, repr=False)
     """Background recordings, (M, samples) of int16, all of one length of at least a second."""
@@ -71,10 +73,13 @@ class Waves:
     def _augmented(self, waves: Array, rng: np.random.Generator) -> Array:
         count = len(waves)
         waves = waves * np.where(_half(count, rng), rng.uniform(0.7, 1.1, count), 1.0)[:, None]
-        stretch = np.where(_half(count, rng), rng.uniform(-self.speed, self.speed, count), 0.0)
-        spectra = stft(change_speed(waves, 1.0 + stretch))
+        speed = np.where(_half(count, rng), rng.uniform(-self.speed, self.speed, count), 0.0)
+        spectra = stft(change_speed(waves, 1.0 + speed))
+        rates = 1.0 + np.where(_half(count, rng), rng.uniform(-self.stretch, self.stretch, count), 0.0)
         steps = np.where(_half(count, rng), rng.integers(-self.shift, self.shift + 1, count), 0)
-        spectra = shift_frames(spectra, steps)
+        num_frames = spectra.shape[2]
+        # Room for what a slower clip has more, until the shift has decided which frames are left.
+        spectra = shift_frames(stretch(spectra, rates, num_frames + self.shift), steps)[..., :num_frames]
         if len(self.noise) == 0:
             return spectra
         share = np.where(_half(count, rng), rng.uniform(0.0, self.noise_share, count), 0.0)[:, None, None]
@@ -101,3 +106,37 @@ def change_speed(waves: Array, factors: Array) -> Array:
     rows = np.arange(len(waves))[:, None]
     moved = waves[rows, before] * (1.0 - part) + waves[rows, before + 1] * part
     return np.where(position <= length - 1, moved, 0.0)
+
+
+def stretch(spectra: Array, rates: Array, num_frames: int) -> Array:
+    """Spectra (N, bins, frames), each played ``rate`` times as fast at its own pitch (a phase vocoder), cut or
+    padded with silence to ``num_frames``."""
+    frames = spectra.shape[2]
+    out = np.zeros((*spectra.shape[:2], num_frames), spectra.dtype)
+    out[..., :frames] = spectra[..., :num_frames]
+    for clip in np.flatnonzero(rates != 1.0):
+        position = np.arange(num_frames) * rates[clip]
+        position = position[position < frames]
+        out[clip] = 0.0
+        out[clip, :, : len(position)] = _vocoder(spectra[clip], position)
+    return out
+
+
+def _vocoder(spectrum: Array, position: Array) -> Array:
+    """The spectrum (bins, frames) read at each position: loudness between its two frames, and a phase that
+    turns from each position to the next as it does from frame to frame there."""
+    # Frames lie a hop apart before and after, so a turn needs no unwrapping: whole circles do not count.
+    before = position.astype(np.int64)
+    padded = np.pad(spectrum, ((0, 0), (0, 1)))
+    first, second = padded[:, before], padded[:, before + 1]
+    part = position - before
+    loudness = np.abs(first) * (1.0 - part) + np.abs(second) * part
+    phase = np.cumprod(np.hstack([_direction(first[:, :1]), _direction(second * first.conj())[:, :-1]]), axis=1)
+    stretched: Array = loudness * phase
+    return stretched
+
+
+def _direction(numbers: Array) -> Array:
+    """Complex numbers of length 1; what has no length points to 1."""
+    length = np.abs(numbers)
+    return np.where(length > 0, numbers, 1.0) / np.where(length > 0, length, 1.0)

@@ -11,7 +11,7 @@ import torch
 
 from fedel.data import speech
 from fedel.data.melspec import log_mel, mel_filters, stft, to_bytes
-from fedel.data.waves import Waves, change_speed, upsample
+from fedel.data.waves import Waves, change_speed, stretch, upsample
 from fedel.errors import DataError
 
 
@@ -66,6 +66,59 @@ def test_change_of_speed_changes_length_and_pitch() -> None:
     np.testing.assert_allclose(tone(625)[:12_000], faster[:12_000], atol=100)
     assert not faster[12_801:].any()
     np.testing.assert_array_equal(waves, change_speed(waves, np.array([1.0])))
+
+
+def heard(spectra: np.ndarray) -> np.ndarray:
+    """Samples of one clip's spectrum, by torch."""
+    window = torch.hann_window(2048, dtype=torch.float64)
+    return torch.istft(torch.from_numpy(spectra), 2048, 512, window=window).numpy()
+
+
+@pytest.mark.parametrize("rate", [0.8, 0.93, 1.2])
+def test_stretch_changes_length_and_keeps_pitch(rate: float) -> None:
+    """Half a second of 700 Hz lasts 0.5 / rate seconds, but for half a window on either side of its end."""
+    waves = np.pad(tone(700, seconds=0.5), (0, 8_000))[None] / 32768.0
+    sound = heard(stretch(stft(waves), np.array([rate]), 40)[0])
+    length = int(8_000 / rate)
+    inside = sound[1_024 : length - 1_024]
+    spectrum = np.abs(np.fft.rfft(inside * np.hanning(len(inside)), 160_000))
+    assert 700 == pytest.approx(spectrum.argmax() / 10, abs=1)
+    loud = np.abs(sound) > 0.2 * waves.max()
+    assert length == pytest.approx(np.flatnonzero(loud)[-1], abs=1_024)
+
+
+def test_stretch_accumulates_the_phase_of_each_bin_by_its_own_frequency() -> None:
+    spectrum = stft(np.random.default_rng(3).normal(size=(1, 16_000)))[0]
+    rate, expected = 0.9, 2 * np.pi * 512 * np.arange(1025) / 2048
+    phase, wanted = np.angle(spectrum[:, 0]), []
+    for position in np.arange(35) * rate:
+        k, part = int(position), position % 1
+        after = spectrum[:, k + 1] if k < 31 else np.zeros(1025)
+        wanted.append(((1 - part) * np.abs(spectrum[:, k]) + part * np.abs(after)) * np.exp(1j * phase))
+        deviation = np.angle(after) - np.angle(spectrum[:, k]) - expected
+        phase = phase + expected + deviation - 2 * np.pi * np.round(deviation / (2 * np.pi))
+    np.testing.assert_allclose(np.stack(wanted, 1), stretch(spectrum[None], np.array([rate]), 35)[0], atol=1e-9)
+
+
+def test_stretch_by_one_is_the_identity_cut_or_padded() -> None:
+    spectra = stft(np.random.default_rng(1).normal(size=(2, 16_000)))
+    longer = stretch(spectra, np.ones(2), 40)
+    np.testing.assert_array_equal(spectra, longer[..., :32])
+    assert not longer[..., 32:].any()
+    np.testing.assert_array_equal(spectra[..., :30], stretch(spectra, np.ones(2), 30))
+    nearly = stretch(spectra, np.full(2, 1 + 1e-12), 32)
+    np.testing.assert_allclose(spectra, nearly, atol=1e-8)
+
+
+def test_half_of_the_clips_are_stretched_when_training() -> None:
+    """Nothing else is switched on, so a clip that is not stretched comes out as it is."""
+    x = np.random.default_rng(2).integers(-9_000, 9_000, (64, 16_000), np.int16)
+    x[:, 8_000:] = 0
+    only = Waves(shift=0, speed=0.0)
+    plain, first, same = (only(x, np.zeros(64), rng)[0] for rng in (None, *map(np.random.default_rng, (5, 5))))
+    np.testing.assert_array_equal(first, same)
+    untouched = np.isclose(plain, first, atol=1e-3).all((1, 2, 3))
+    assert 20 < untouched.sum() < 44
 
 
 def speech_folder(root: Path) -> Path:
@@ -136,6 +189,21 @@ def test_kept_log_mel_equals_the_images_made_from_waves(tmp_path: Path) -> None:
     np.testing.assert_allclose(stored, made, atol=0.17)
 
 
+@pytest.mark.parametrize("waves", [False, True])
+def test_images_are_normalised_or_plain_decibels(tmp_path: Path, waves: bool) -> None:
+    place = speech_folder(tmp_path) / "v1"
+    (place / "validation_list.txt").write_text("")
+    (place / "testing_list.txt").write_text("yes/cc03_nohash_0.wav\n")
+    sound = np.pad(tone(500, seconds=0.8), (0, 3_200))[None] / 32768.0
+    plain, usual = (speech.speech_commands(tmp_path, waves=waves, normalise=n) for n in (False, True))
+    decibels = next(plain.test_batches())[0]
+    np.testing.assert_allclose(log_mel(stft(sound))[:, None], decibels, atol=0.17)
+    assert (-80.0, 0.0) == pytest.approx((decibels.min(), decibels.max()), abs=1e-4)
+    normalised = next(usual.test_batches())[0]
+    assert np.abs(normalised).max() < 4
+    assert np.corrcoef(decibels.ravel(), normalised.ravel())[0, 1] == pytest.approx(1)
+
+
 def test_fsdd_names_give_digit_speaker_and_split(tmp_path: Path) -> None:
     for digit in (0, 7):
         for n in (3, 5, 11):
@@ -167,6 +235,11 @@ def test_ready_log_mel(tmp_path: Path) -> None:
     data = speech.speech_commands(tmp_path)
     assert (3, 2, ("bed", "up")) == (len(data.train), len(data.test), data.classes)
     np.testing.assert_array_equal(x[:3, None], data.train.x)
+    batch = data.train_batch(np.arange(3))[0]
+    assert (0.0, 1.0) == pytest.approx((batch.mean(), batch.std()), abs=1e-3)
+    plain = speech.speech_commands(tmp_path, normalise=False)
+    np.testing.assert_array_equal(data.train.x, plain.train.x)
+    np.testing.assert_allclose(x[:3, None] / 255 * 80 - 80, plain.train_batch(np.arange(3))[0], atol=1e-4)
     with pytest.raises(DataError, match="holds no sound"):
         speech.speech_commands(tmp_path, waves=True)
     np.savez(tmp_path / "ready.npz", x=x)
