@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cli.certs import add_certs
 from cli.local import Federation, Fleet
 from cli.screen import PHASES, Screen
 from cli.submit import create, follow, save_model
@@ -18,6 +19,7 @@ from fedel import config
 from fedel.errors import ConfigError, ServiceError
 from fedel.roles.coordinator import Director
 from fedel.run import RunConfig
+from fedel.security.tls import Tls
 from fedel.v1 import coordinator_pb2 as pb
 from services.coordinator.records import run_result
 from services.coordinator.rundir import RunDirectory
@@ -45,6 +47,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--name", default="", help="name of the run (default: job, strategy and time)")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the run's directory goes")
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="use this federation")
+    add_certs(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=main)
 
@@ -66,7 +69,9 @@ def main(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True) if arguments.json else Console()
     sys.path.insert(0, str(Path.cwd()))
     if arguments.coordinator:
-        status = asyncio.run(one_run(arguments.coordinator, name, job, directory, console))
+        status = asyncio.run(
+            one_run(arguments.coordinator, name, job, directory, console, Tls.of_user(arguments.certs))
+        )
     else:
         with Federation(directory / "federation", arguments.out, fleet) as federation:
             console.print(f"live page: {federation.page}", highlight=False, soft_wrap=True)
@@ -90,13 +95,15 @@ async def watched(
     return run.result()
 
 
-async def one_run(address: str, name: str, job: RunConfig, directory: Path, console: Console) -> pb.RunStatus:
+async def one_run(
+    address: str, name: str, job: RunConfig, directory: Path, console: Console, tls: Tls | None = None
+) -> pb.RunStatus:
     """Create the run, follow it to its end, and bring its model home."""
     from fedel.training.factory import initial_model  # torch takes seconds to import
 
     spec, tensors = await asyncio.to_thread(initial_model, job)
     directory.mkdir(parents=True, exist_ok=True)
-    await create(address, name, job, spec, tensors)
+    await create(address, name, job, spec, tensors, tls)
     records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:
 
@@ -104,8 +111,8 @@ async def one_run(address: str, name: str, job: RunConfig, directory: Path, cons
             records.extend(status.rounds_json)
             screen.show(status)
 
-        status = await follow(address, name, show)
-    await save_model(address, name, directory / "model.safetensors")
+        status = await follow(address, name, show, tls)
+    await save_model(address, name, directory / "model.safetensors", tls)
     if not (directory / "rounds.jsonl").exists():
         _write_directory(directory, Director(job, spec), status, records)
     return status

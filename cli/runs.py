@@ -13,10 +13,12 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
+from cli.certs import add_certs
 from cli.screen import PHASES, Screen
 from cli.submit import control, follow, list_runs
 from fedel.errors import ConfigError
 from fedel.report import runs as run_directories
+from fedel.security.tls import Tls
 from fedel.v1 import coordinator_pb2 as pb
 
 ADDRESS = "127.0.0.1:7070"
@@ -33,6 +35,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     status.add_argument("name", nargs="?", default="", help="name of the run (default: the newest)")
     status.add_argument("--coordinator", default=ADDRESS, metavar="HOST:PORT")
+    add_certs(status)
     status.add_argument("--follow", action="store_true", help="stay until the run is over")
     status.add_argument("--json", action="store_true", help="print it as JSON")
     status.set_defaults(run=show_status)
@@ -47,20 +50,26 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     runs.add_argument("action", nargs="?", choices=["list", *ACTIONS], default="list")
     runs.add_argument("name", nargs="?", default="", help="name of the run")
     runs.add_argument("--coordinator", default="", metavar="HOST:PORT", help=f"a federation, such as {ADDRESS}")
+    add_certs(runs)
     runs.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs on this machine")
     runs.add_argument("--json", action="store_true", help="print it as JSON")
     runs.set_defaults(run=main)
 
 
 def main(arguments: argparse.Namespace) -> int:
+    tls = Tls.of_user(arguments.certs)
     if arguments.action == "list":
-        rows = asyncio.run(_listed(arguments.coordinator)) if arguments.coordinator else _on_disk(arguments.out)
+        rows = (
+            asyncio.run(_listed(arguments.coordinator, tls))
+            if arguments.coordinator
+            else _on_disk(arguments.out)
+        )
         _show(rows, arguments.json)
         return 0
     if not arguments.name:
         raise ConfigError(f"`fedel runs {arguments.action}` needs the name of a run; `fedel runs` lists them")
     address = arguments.coordinator or ADDRESS
-    status = asyncio.run(control(address, arguments.name, ACTIONS[arguments.action]))
+    status = asyncio.run(control(address, arguments.name, ACTIONS[arguments.action], tls))
     print(json.dumps(MessageToDict(status)) if arguments.json else f"{status.run}: {PHASES.get(status.phase)}")
     return 0
 
@@ -74,7 +83,8 @@ def show_status(arguments: argparse.Namespace) -> int:
 
 
 async def _status(arguments: argparse.Namespace, console: Console) -> pb.RunStatus:
-    known = await list_runs(arguments.coordinator)
+    tls = Tls.of_user(arguments.certs)
+    known = await list_runs(arguments.coordinator, tls)
     chosen = [s for s in known if arguments.name in ("", s.run)]
     if not chosen:
         names = ", ".join(s.run for s in known) or "none"
@@ -84,12 +94,12 @@ async def _status(arguments: argparse.Namespace, console: Console) -> pb.RunStat
     num_blocks = max((c.window.front_block for c in chosen[0].clients), default=1)
     with Screen(console, num_blocks) as screen:
         if arguments.follow:
-            return await follow(arguments.coordinator, chosen[0].run, screen.show)
+            return await follow(arguments.coordinator, chosen[0].run, screen.show, tls)
         screen.show(chosen[0])
     return chosen[0]
 
 
-async def _listed(address: str) -> list[dict[str, Any]]:
+async def _listed(address: str, tls: Tls) -> list[dict[str, Any]]:
     return [
         {
             "run": s.run,
@@ -99,7 +109,7 @@ async def _listed(address: str) -> list[dict[str, Any]]:
             "clients": sum(c.connected for c in s.clients),
             "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(s.created_at)),
         }
-        for s in await list_runs(address)
+        for s in await list_runs(address, tls)
     ]
 
 

@@ -6,6 +6,8 @@ import argparse
 import importlib
 from pathlib import Path
 
+from fedel.security.tls import add_options
+
 PROCESSES = {
     "coordinator": ("services.coordinator.__main__", "plan rounds and tell clients what to train"),
     "aggregator": ("services.aggregator.__main__", "keep the model and fold updates into the next one"),
@@ -26,6 +28,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         parser.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting"
         )
+        add_options(parser)
         parser.set_defaults(run=main, process=name)
 
 

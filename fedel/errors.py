@@ -6,7 +6,8 @@ FedelError
 |-- ModelError             a model cannot be split into blocks, or does not match     exit code 4
 |-- ProfileError           a timing profile is missing, damaged or of another model   exit code 5
 |-- UpdateRefused          an update cannot be folded; carries a short machine reason exit code 6
-`-- ServiceError           a service cannot start, be reached, or go on               exit code 7
+|-- ServiceError           a service cannot start, be reached, or go on               exit code 7
+`-- CertificateError       a certificate, key or token is missing, wrong or expired   exit code 8
 """
 
 from __future__ import annotations
@@ -46,3 +47,7 @@ class UpdateRefused(FedelError):
 
 class ServiceError(FedelError):
     exit_code = 7
+
+
+class CertificateError(FedelError):
+    exit_code = 8

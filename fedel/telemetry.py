@@ -24,6 +24,8 @@ OVER_BUDGET_RATIO = 0.2
 UPLOAD_OUTCOMES = ("accepted", "duplicate", "refused", "broken")
 MESSAGE_REFUSALS = ("superseded", "unknown_run", "join", "done")
 """What a coordinator does not take: a client's second session, another model, a report of another's task."""
+ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token")
+"""Why a call is not let in: no identity, a certificate that is good no more, no right, another's name."""
 REFUSALS = (
     *("checksum", "conflict", "digest", "disk", "dtype", "duplicate", "early", "header", "idle", "late"),
     *("missing", "not_finite", "range", "sealed", "shape", "size", "starting", "steps", "superseded"),
@@ -39,6 +41,17 @@ def build_info(registry: CollectorRegistry, service: str) -> None:
     """Which version of which service this is."""
     info = Info("fedel_build", "Version of FedEL and of Python", registry=registry)
     info.info({"version": __version__, "service": service, "python": platform.python_version()})
+
+
+class AccessMetrics:
+    """Who was not let in; the same at every server."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.refused = Counter(
+            "fedel_calls_refused_total", "Calls not let in, by reason", ["reason"], registry=registry
+        )
+        for reason in ACCESS_REFUSALS:
+            self.refused.labels(reason)
 
 
 class CoordinatorMetrics:

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
 
 from fedel.errors import ServiceError
-from fedel.wire.channel import SERVER_OPTIONS
+from fedel.security.certificates import utc_now
+from fedel.security.folder import Revocations, Watched, check_valid
+from fedel.security.tls import Tls
+from fedel.wire.channel import SERVER_OPTIONS, server_credentials
+from services.guard import Gatekeeper, Guard
 
+log = logging.getLogger(__name__)
 GRACE_SECONDS = 10.0
 
 
 class Server:
     """A gRPC server with health and reflection. Not ready until told so, and not ready again while it stops."""
 
-    def __init__(self, service_names: Sequence[str]) -> None:
-        self.grpc = aio.server(options=SERVER_OPTIONS)
+    def __init__(self, service_names: Sequence[str], tls: Tls, registry: CollectorRegistry) -> None:
+        self._tls = tls
+        self.keeper = Gatekeeper(registry)
+        self._watched = Watched(tls.folder) if tls.secure else None
+        guards = [Guard(self.keeper, Revocations(tls.crl_path, self._watched))] if self._watched else []
+        self.grpc = aio.server(interceptors=guards, options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         self._service_names = [*service_names]
         self.port = 0
@@ -35,8 +47,15 @@ class Server:
     async def start(self, address: str) -> int:
         """Listen on ``host:port``; port 0 takes a free one. Returns the port."""
         await self.set_ready(False)
+        log.log(
+            logging.WARNING if self._tls.insecure_anywhere else logging.INFO, "%s", self._tls.check(address)
+        )
         try:
-            self.port = self.grpc.add_insecure_port(address)
+            if self._watched:
+                check_valid(self._watched.current().facts, self._tls.dir, utc_now())
+                self.port = self.grpc.add_secure_port(address, server_credentials(self._watched))
+            else:
+                self.port = self.grpc.add_insecure_port(address)
         except RuntimeError:
             self.port = 0
         if self.port == 0:
@@ -54,6 +73,13 @@ class Server:
         """Finish the calls that are under way, for a while; take no new ones."""
         await self.set_ready(False)
         await self.grpc.stop(grace)
+
+
+def write_address(path: Path, address: str) -> None:
+    """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(address, encoding="utf-8")
+    temporary.replace(path)
 
 
 async def until_told_to_stop() -> None:

@@ -16,12 +16,14 @@ from agents.edge.shown import shown
 from fedel import config as configuration
 from fedel.errors import FedelError
 from fedel.logs import set_up_logging
+from fedel.security.tls import add_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fedel agent", description="Take part in federated runs.")
     parser.add_argument("--config", metavar="FILE", help="TOML file; see configs/agent.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    add_options(parser)
     args = parser.parse_args(arguments)
     try:
         return run(load(args.config, args.set))

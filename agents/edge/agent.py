@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 import fedel
 from agents.edge import device
+from agents.edge.certificate import keep_fresh, named
 from agents.edge.config import AgentConfig
 from agents.edge.runs import Run, Shard, identity_of, prepare
 from agents.edge.session import Session
@@ -27,7 +28,7 @@ from fedel.v1 import coordinator_pb2, task_pb2
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2 import SessionRequest
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from fedel.wire.channel import connect
+from fedel.wire.channel import Dialer
 from fedel.wire.streams import reason_of
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ class Agent:
     def __init__(
         self, config: AgentConfig, root: Path = Path("/"), metrics: AgentMetrics | None = None
     ) -> None:
-        self.config = config
+        self._dialer = Dialer(config.tls)
+        self.config = config = named(config, self._dialer.credentials)
         self._metrics = metrics or AgentMetrics(CollectorRegistry())
         self.worker = Worker()
         # One busy thread: its own time does not count waiting for a core that others use.
@@ -59,20 +61,24 @@ class Agent:
         self._session: Session | None = None
         self._in_session = False
         self._stopping = asyncio.Event()
-        self._channels: dict[str, aio.Channel] = {}
 
     def stop(self) -> None:
         """Finish the upload that is under way, say goodbye, and end ``run``."""
         self._stopping.set()
 
     async def run(self) -> None:
+        address = self.config.coordinator
+        _log.info("%s: %s", address, self.config.tls.check(address))
         self._session = Session(
-            CoordinatorServiceStub(self._channel(self.config.coordinator)),
+            lambda: CoordinatorServiceStub(self._dialer.channel(address)),
             self._hello(),
             self._hear,
             self._broke,
         )
-        tasks = [asyncio.ensure_future(w) for w in (self._session.wait(), self._work(), self._stopping.wait())]
+        work = [self._session.wait(), self._work(), self._stopping.wait()]
+        if self._dialer.credentials:
+            work.append(keep_fresh(self._dialer, address, self._session.redial))
+        tasks = [asyncio.ensure_future(w) for w in work]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -84,19 +90,13 @@ class Agent:
                 task.cancel()
             await asyncio.wait(tasks)
             await self._session.close()
-            for channel in self._channels.values():
-                await channel.close()
+            await self._dialer.close()
 
     async def _drain(self) -> None:
         for order in list(self._orders.values()):
             if order.phase == "upload":
                 await order.finished(self.config.grace_seconds)
             order.give_up()
-
-    def _channel(self, address: str) -> aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = connect(address)
-        return self._channels[address]
 
     def _hello(self) -> coordinator_pb2.Hello:
         facts = coordinator_pb2.DeviceFacts(
@@ -141,13 +141,16 @@ class Agent:
         if run is None or run.identity != identity_of(offer):
             self._let_go(offer.run)
             try:
+                for shard in offer.shards:
+                    self.config.tls.check(shard.address)
                 run = await self.worker.run(partial(prepare, offer, self.config))
             except Exception as error:
                 self._failed(offer.run, -1, error)
                 return
             self._runs[offer.run] = run
+        channel = self._dialer.channel
         run.shards = tuple(
-            Shard(AggregatorServiceStub(self._channel(s.address)), frozenset(s.tensors)) for s in offer.shards
+            Shard(AggregatorServiceStub(channel(s.address)), frozenset(s.tensors)) for s in offer.shards
         )
         self._send(SessionRequest(join=run.join(self.config.slowdown)))
         for order in self._orders.values():

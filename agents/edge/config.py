@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedel.security.tls import Tls
 from fedel.training.settings import DataPart, TrainerSettings
 
 
@@ -14,7 +15,7 @@ class AgentConfig:
     coordinator: str = "127.0.0.1:7070"
     """Address of the coordinator, ``host:port``; the aggregators' addresses come from it."""
     name: str = ""
-    """Name of this client, unique in the federation; empty takes the host's name."""
+    """Name of this client, unique in the federation; empty takes the certificate's, or the host's name."""
     state_dir: Path = Path("agent-state")
     """Where models, memories and profiles are kept; an agent goes on from here after a restart."""
     device: str = "cpu"
@@ -38,6 +39,7 @@ class AgentConfig:
     log_json: bool = True
     """Logs as JSON lines, or as plain text."""
     data: DataPart = field(default_factory=DataPart)
+    tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:
         if self.slowdown < 1:

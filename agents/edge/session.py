@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc import aio
@@ -33,16 +33,18 @@ class Session:
 
     def __init__(
         self,
-        stub: CoordinatorServiceAsyncStub,
+        dial: Callable[[], CoordinatorServiceAsyncStub],
         hello: coordinator_pb2.Hello,
         hear: Callable[[SessionResponse], None],
         broke: Callable[[], None] = lambda: None,
     ) -> None:
-        """``broke`` is called whenever a stream ends that we did not close."""
-        self._stub, self._hello, self._hear, self._broke = stub, hello, hear, broke
+        """``dial`` is asked for every stream, ``broke`` called whenever one ends that we did not close."""
+        self._dial, self._hello, self._hear, self._broke = dial, hello, hear, broke
         self._outgoing: Outgoing | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._tries = 0
+        self._call: Any = None
+        self._redialled = False
         self._closing = asyncio.Event()
         self._task = asyncio.ensure_future(self._keep_up())
 
@@ -50,6 +52,12 @@ class Session:
         """What is said while there is no stream is lost; what matters is said again on the next one."""
         if self._outgoing is not None:
             self._outgoing.put_nowait(message)
+
+    def redial(self) -> None:
+        """End the stream and open another at once: there is a new certificate to show."""
+        if self._call is not None:
+            self._redialled = True
+            self._call.cancel()
 
     async def wait(self) -> None:
         """Until the session ends; it does not by itself, unless something here is broken."""
@@ -69,6 +77,10 @@ class Session:
             why = "the coordinator ended the session"
             try:
                 await self._one_stream()
+            except asyncio.CancelledError:
+                if not self._redialled:
+                    raise
+                self._redialled, why = False, "there is a new certificate to show"
             except aio.AioRpcError as error:
                 why = error.details() or error.code().name
                 if not worth_retrying(error):
@@ -88,7 +100,7 @@ class Session:
         outgoing: Outgoing = asyncio.Queue()
         self._outgoing = outgoing
         self.send(SessionRequest(hello=self._hello))
-        call = self._stub.Session(_until_none(outgoing))
+        self._call = call = self._dial().Session(_until_none(outgoing))
         try:
             async for message in call:
                 if message.WhichOneof("kind") == "welcome":

@@ -1,11 +1,15 @@
-"""How the parts connect: channel options that hold memory flat, and retries with jitter."""
+"""How the parts connect: mutual TLS, channel options that hold memory flat, and retries with jitter."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import grpc
 from grpc import aio
+
+from fedel.security.folder import Credentials, Watched, load
+from fedel.security.tls import Tls
 
 OPTIONS: list[tuple[str, int]] = [
     # Probing for bandwidth makes a server's memory grow with its clients.
@@ -29,12 +33,69 @@ RETRIED = (
 )
 
 
-def connect(address: str) -> aio.Channel:
+def connect(address: str, tls: Tls | None = None) -> aio.Channel:
     """A channel to a service; it connects when first used and again whenever it broke."""
+    tls = tls or Tls()
+    tls.check(address)
+    return _channel(address, load(tls.folder) if tls.secure else None)
+
+
+def _channel(address: str, own: Credentials | None) -> aio.Channel:
     # A server that was restarted is found again within seconds, not after gRPC's two minutes.
     # gRPC's own retries keep every message of a stream for as long as it lives; ours are in our hands.
     options = [*OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000), ("grpc.enable_retries", 0)]
-    return aio.insecure_channel(address, options=options)
+    if own is None:
+        return aio.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.cert)
+    return aio.secure_channel(address, credentials, options=options)
+
+
+class Dialer:
+    """Channels of a process that lives longer than its certificate: made anew once that was renewed."""
+
+    def __init__(self, tls: Tls | None = None) -> None:
+        self.tls = tls or Tls()
+        self._watched = Watched(self.tls.folder) if self.tls.secure else None
+        self._used = self._watched.current() if self._watched else None
+        self._channels: dict[str, aio.Channel] = {}
+        self._retired: list[aio.Channel] = []
+        self._closing: list[asyncio.Future[None]] = []
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """As they are on disk now; none where plain text is spoken."""
+        return self._watched.current() if self._watched else None
+
+    def channel(self, address: str) -> aio.Channel:
+        if self.credentials is not self._used:
+            self._renew()
+        if address not in self._channels:
+            self.tls.check(address)
+            self._channels[address] = _channel(address, self._used)
+        return self._channels[address]
+
+    def _renew(self) -> None:
+        self._used = self.credentials
+        # Calls may still be under way on the channels of now; those from before are idle since weeks.
+        self._closing = [asyncio.ensure_future(channel.close()) for channel in self._retired]
+        self._retired = list(self._channels.values())
+        self._channels = {}
+
+    async def close(self) -> None:
+        for channel in (*self._retired, *self._channels.values()):
+            await channel.close()
+
+
+def server_credentials(watched: Watched, client_certificates: bool = True) -> grpc.ServerCredentials:
+    """What a port shows and asks for; each new connection is met with the files as they are then."""
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        own = watched.current()
+        return grpc.ssl_server_certificate_configuration(
+            [(own.key, own.cert)], own.ca if client_certificates else None
+        )
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, client_certificates)
 
 
 def backoff_seconds(attempt: int, longest: float = 30.0) -> float:

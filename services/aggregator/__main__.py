@@ -12,6 +12,7 @@ from contextlib import suppress
 from fedel import config
 from fedel.errors import FedelError
 from fedel.logs import set_up_logging
+from fedel.security.tls import add_options
 from services.aggregator.config import AggregatorConfig
 from services.aggregator.server import serving
 from services.runtime import until_told_to_stop
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with the keys of AggregatorConfig")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one key")
+    add_options(parser)
     options = parser.parse_args(arguments)
     bound_memory()
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from fedel.security.tls import Tls
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class AggregatorConfig:
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True
     """Log lines as JSON; false writes plain text."""
+    tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:
         if self.max_uploads < 1 or self.max_downloads < 1:

@@ -53,7 +53,8 @@ async def serving(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregat
     """A server that is ready, with its address; on leaving it stops gracefully."""
     with _locked(config.data_dir):
         registry = new_registry("aggregator")
-        server, aggregator = Server([SERVICE]), Aggregator(config, AggregatorMetrics(registry))
+        server = Server([SERVICE], config.tls, registry)
+        aggregator = Aggregator(config, AggregatorMetrics(registry))
         server.grpc.add_generic_rpc_handlers((_uploads_without_copies(aggregator),))
         aggregator_pb2_grpc.add_AggregatorServiceServicer_to_server(aggregator, server.grpc)
         port = await server.start(config.listen)

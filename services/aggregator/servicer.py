@@ -24,8 +24,10 @@ from services.aggregator.config import AggregatorConfig
 from services.aggregator.files import safe_name
 from services.aggregator.journal import Part
 from services.aggregator.rounds import HEADER_FILE, NewRun, Run
+from services.aggregator.spares import Spares
 from services.aggregator.store import TensorFile
 from services.aggregator.uploads import Stream, Uploads, drain, in_thread, in_time, receive
+from services.guard import require_client
 from services.runtime import refuse
 
 log = logging.getLogger("fedel.aggregator")
@@ -59,6 +61,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self._config = config
         self.metrics = metrics or AggregatorMetrics(CollectorRegistry())
         self._folder = config.data_dir / "runs"
+        self._spares = Spares(config.data_dir / "spare")
         self._uploads = Uploads(config.max_uploads)
         self._downloads = asyncio.Semaphore(config.max_downloads)
         self._runs: dict[str, Run] = {}
@@ -72,7 +75,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self._folder.mkdir(parents=True, exist_ok=True)
         for folder in sorted(self._folder.iterdir()):
             if (folder / HEADER_FILE).exists():
-                run = Run(folder)
+                run = Run(folder, self._spares)
                 self._runs[run.name] = run
                 extra = {"run": run.name, "round": run.version, "num_updates": len(run.headers)}
                 log.info("took up a run", extra=extra)
@@ -158,9 +161,9 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         """A place for a first model; ``None`` if the run is here already."""
         folder = self._folder / safe_name(header.run)
         if header.run not in self._runs and (folder / HEADER_FILE).exists():
-            self._runs[header.run] = await in_thread(Run, folder)
+            self._runs[header.run] = await in_thread(Run, folder, self._spares)
         if header.run not in self._runs:
-            return await in_thread(NewRun, folder, header)
+            return await in_thread(NewRun, folder, header, self._spares)
         if self._runs[header.run].header != header:
             raise UpdateRefused("conflict", f"run '{header.run}' exists with another model: rename the new one")
         return None
@@ -194,6 +197,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     async def PutUpdate(self, _requests: Any, context: Any) -> None:  # type: ignore[override]
         header: pb.UpdateHeader = await self._answer(context, self._header(context))
         report = header.report
+        await require_client(context, report.client)
         about = {"run": header.run, "round": report.round_num, "client": report.client}
         async with self._uploads.turn(header.run, report.client) as stream:
             putting = self._counted(self._put(header, stream, context))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from fedel import config
 from fedel.errors import FedelError
 from fedel.logs import set_up_logging
+from fedel.security.tls import add_options
 from services.coordinator.config import DATABASE_VARIABLE, TOKEN_VARIABLE, CoordinatorConfig
 from services.coordinator.server import serving
 from services.runtime import until_told_to_stop
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with the keys of CoordinatorConfig")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override one key")
+    add_options(parser)
     options = parser.parse_args(arguments)
     try:
         settings = read_config(options.config, options.set)

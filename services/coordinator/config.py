@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from fedel.security.tls import Tls
 
 DATABASE_VARIABLE = "FEDEL_DATABASE_URL"
 """Environment variable that overrides ``database_url``, because that may hold a password."""
 TOKEN_VARIABLE = "FEDEL_HTTP_TOKEN"
 """Environment variable that overrides ``http_token``."""
+
+
+@dataclass(frozen=True)
+class EnrolmentConfig:
+    """The ``[enrolment]`` of a coordinator."""
+
+    authority: str = ""
+    """Folder of the certificate authority (``fedel certs init``); with it certificates are renewed here."""
+    listen: str = ""
+    """Where devices trade tokens for certificates, ``host:port``; empty switches that off."""
+    port_file: Path | None = None
+    """Write the address listened on here, for scripts that asked for port 0."""
+
+    def __post_init__(self) -> None:
+        if self.listen and not self.authority:
+            raise ValueError("enrolment.listen needs enrolment.authority, the folder of `fedel certs init`")
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,8 @@ class CoordinatorConfig:
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True
     """Log lines as JSON; false writes plain text."""
+    tls: Tls = field(default_factory=Tls)
+    enrolment: EnrolmentConfig = field(default_factory=EnrolmentConfig)
 
     def __post_init__(self) -> None:
         if not self.aggregators:

@@ -7,18 +7,18 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fedel.telemetry import CoordinatorMetrics
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.coordinator import Coordinator
+from services.coordinator.enrolment import enrolling
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.shards import Shards
 from services.coordinator.sql import SqlStore
 from services.coordinator.store import Store
-from services.runtime import Server
+from services.runtime import Server, write_address
 from services.web.coordinator import showing
 from services.web.server import new_registry
 
@@ -35,30 +35,24 @@ async def serving(
 ) -> AsyncIterator[tuple[str, Coordinator]]:
     """A server that is ready, with its address; on leaving it stops, and its runs go on at the next start."""
     kept: Store = await asyncio.to_thread(SqlStore, config.database_url) if store is None else store
-    shards = shards or Shards(config.aggregators)
+    shards = shards or Shards(config.aggregators, config.tls)
     registry = new_registry("coordinator")
     coordinator = Coordinator(config, kept, shards, now=now, metrics=CoordinatorMetrics(registry))
-    server = Server([SERVICE])
+    server = Server([SERVICE], config.tls, registry)
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
     try:
         await coordinator.start()
-        port = await server.start(config.listen)
-        await server.set_ready(True)
-        address = f"{config.listen.rpartition(':')[0]}:{port}"
-        if config.port_file is not None:
-            await asyncio.to_thread(_write, config.port_file, address)
-        log.info("coordinator listens on %s", address)
-        async with showing(coordinator, registry):
-            yield address, coordinator
+        async with enrolling(config.enrolment, config.tls, server):
+            port = await server.start(config.listen)
+            await server.set_ready(True)
+            address = f"{config.listen.rpartition(':')[0]}:{port}"
+            if config.port_file is not None:
+                await asyncio.to_thread(write_address, config.port_file, address)
+            log.info("coordinator listens on %s", address)
+            async with showing(coordinator, registry):
+                yield address, coordinator
     finally:
         await coordinator.stop()
         await server.stop()
         await shards.close()
         await asyncio.to_thread(kept.close)
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

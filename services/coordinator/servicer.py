@@ -21,6 +21,7 @@ from services.coordinator.fleet import Device
 from services.coordinator.fleet import Session as AgentSession
 from services.coordinator.run import ENDED, Run
 from services.coordinator.store import RunRow, StoreUnavailable
+from services.guard import require_client
 from services.runtime import refuse
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """Hears and speaks at the same time; speaking ends when hearing does."""
         hello = await _hello(request_iterator, context)
+        await require_client(context, hello.client)
         device = Device(hello.device.device_type, hello.device.memory_bytes, hello.device.agent_version)
         session = self._coordinator.fleet.open(hello.client, device)
         hearing = asyncio.create_task(self._hear(session, request_iterator))

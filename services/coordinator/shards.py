@@ -7,17 +7,21 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 from grpc import aio
 
 from fedel.errors import ServiceError
+from fedel.security.tls import Tls
 from fedel.types import Report
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
-from fedel.wire.channel import RETRIED, backoff_seconds, connect
+from fedel.wire.channel import RETRIED, Dialer, backoff_seconds
 from fedel.wire.codec import report_from_pb
+
+if TYPE_CHECKING:
+    from fedel.v1.aggregator_pb2_grpc import AggregatorServiceAsyncStub
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,19 +56,23 @@ class Committed:
 class Shards:
     """All aggregators, in shard order."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
         self.addresses = tuple(addresses)
-        self._channels = [connect(address) for address in addresses]
-        self._stubs = [AggregatorServiceStub(channel) for channel in self._channels]
+        self._dialer = Dialer(tls)
+        for address in addresses:
+            self._dialer.tls.check(address)
 
     async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
+        await self._dialer.close()
+
+    def _stub(self, shard: int) -> AggregatorServiceAsyncStub:
+        """Asked for at every call: the coordinator's certificate may have been renewed."""
+        return AggregatorServiceStub(self._dialer.channel(self.addresses[shard]))
 
     async def newest_version(self, run: str, shard: int) -> int:
         """Version of a shard's newest model, asked once; ``AioRpcError`` as it comes."""
         # Nothing has changed since the version itself, so that a fresh model is answered without payload.
-        call = self._stubs[shard].GetModel(pb.GetModelRequest(run=run, version=-1, have_version=0))
+        call = self._stub(shard).GetModel(pb.GetModelRequest(run=run, version=-1, have_version=0))
         try:
             answer = await call.read()
         finally:
@@ -76,7 +84,7 @@ class Shards:
     async def seal(self, run: str, round_num: int, trouble: Trouble) -> list[Report]:
         """Reports of the clients whose update every shard has, by client."""
         request = pb.SealRoundRequest(run=run, round_num=round_num)
-        answers = await self._all(lambda i: self._stubs[i].SealRound(request), trouble)
+        answers = await self._all(lambda i: self._stub(i).SealRound(request), trouble)
         holders = [{report.client for report in answer.reports} for answer in answers]
         everywhere = reduce(set.intersection, holders)
         reports = [report_from_pb(report) for report in answers[0].reports if report.client in everywhere]
@@ -84,7 +92,7 @@ class Shards:
 
     async def commit(self, run: str, round_num: int, clients: Sequence[str], trouble: Trouble) -> Committed:
         request = pb.CommitRoundRequest(run=run, round_num=round_num, clients=clients)
-        answers = await self._all(lambda i: self._stubs[i].CommitRound(request), trouble)
+        answers = await self._all(lambda i: self._stub(i).CommitRound(request), trouble)
         importance: dict[str, float] = {}
         num_clients: dict[str, int] = {}
         for answer in answers:
@@ -100,7 +108,7 @@ class Shards:
 
     async def keep(self, run: str, version: int, label: str, trouble: Trouble) -> None:
         request = pb.KeepVersionRequest(run=run, version=version, label=label)
-        await self._all(lambda i: self._stubs[i].KeepVersion(request), trouble)
+        await self._all(lambda i: self._stub(i).KeepVersion(request), trouble)
 
     async def _all(self, call: Callable[[int], Awaitable[T]], trouble: Trouble) -> list[T]:
         """Every shard's answer. All calls may be repeated: the aggregator gives the same answer again."""

@@ -1,0 +1,1 @@
+"""Certificates, identities and what each role may do: no sockets here."""

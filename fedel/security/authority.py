@@ -1,0 +1,183 @@
+"""A federation's own certificate authority: a folder with its key, what it issued, revoked and promised."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedel.errors import CertificateError
+from fedel.security import certificates as x
+from fedel.security.certificates import Facts, utc_now
+from fedel.security.folder import CA, CERT, CRL, Credentials, ensure_key, install, load, write
+from fedel.security.identity import AGENT, SERVICE, Identity
+from fedel.security.tokens import Grant, Token, Tokens
+
+CA_KEY, ISSUED = "ca.key", "issued.jsonl"
+CA_DAYS = 3650.0
+DAYS = {AGENT: 30.0, SERVICE: 90.0}
+OTHER_DAYS = 30.0
+"""People's certificates: operators and viewers."""
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One line of ``issued.jsonl``."""
+
+    serial: str
+    """Hexadecimal."""
+    role: str
+    name: str
+    hosts: tuple[str, ...]
+    not_after: str
+    """ISO 8601, UTC."""
+    revoked: str = ""
+    """When, if it was; told by the revocation list and not written here."""
+
+    def status(self, now: datetime) -> str:
+        if self.revoked:
+            return "revoked"
+        return "valid" if now < datetime.fromisoformat(self.not_after) else "expired"
+
+
+class Authority:
+    """Signs and revokes. Several processes may use one folder: each change happens under a lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / CA_KEY).exists():
+            raise CertificateError(
+                f"{folder} holds no certificate authority: `fedel certs init --authority {folder}` makes one"
+            )
+        self._key = x.key_from_pem((folder / CA_KEY).read_bytes(), str(folder / CA_KEY))
+        self.ca = x.certificates_from_pem((folder / CA).read_bytes(), str(folder / CA))[0]
+        self._tokens = Tokens(folder, x.fingerprint(self.ca))
+
+    @classmethod
+    def create(cls, folder: Path, name: str = "FedEL", days: float = CA_DAYS) -> Authority:
+        """A new authority, or the one that is there already."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(folder):
+            if not (folder / CA_KEY).exists():
+                now = utc_now()
+                key, certificate = x.new_authority(name, days, now)
+                write(folder / CA, x.to_pem(certificate))
+                write(folder / CRL, x.revocation_list(key, certificate, {}, now))
+                # Last: whoever finds the key finds the rest.
+                write(folder / CA_KEY, x.key_to_pem(key), 0o600)
+        return cls(folder)
+
+    def sign(
+        self,
+        request: bytes,
+        identity: Identity,
+        hosts: Sequence[str] = (),
+        days: float = 0.0,
+        where: str = "CSR",
+    ) -> bytes:
+        """A certificate for the request's key, and behind it the authority's own; 0 days takes the role's."""
+        return self._issue(x.key_of_request(request, where), identity, hosts, days)
+
+    def renew(self, request: bytes, old: Facts) -> bytes:
+        """The same identity and hosts for as long again; whether the old one has expired, the caller checks."""
+        if old.serial in self._revoked():
+            raise CertificateError(f"the certificate of {old.identity} is revoked: it is not renewed")
+        days = (old.lifetime.total_seconds() - x.SKEW.total_seconds()) / 86400
+        return self.sign(request, old.identity, old.hosts, days)
+
+    def issue(
+        self, folder: Path, identity: Identity, hosts: Sequence[str] = (), days: float = 0.0
+    ) -> Credentials:
+        """Fill a folder with key, certificate and authority; a certificate that is still good is left there."""
+        if (folder / CERT).exists():
+            found = load(folder)
+            if found.facts.identity != identity:
+                raise CertificateError(f"{folder} is that of {found.facts.identity}: choose another folder")
+            if self._still_good(found) and set(hosts) == set(found.facts.hosts):
+                return found
+        cert = self._issue(ensure_key(folder).public_key(), identity, hosts, days)
+        return install(folder, x.to_pem(self.ca), cert)
+
+    def _still_good(self, own: Credentials) -> bool:
+        signed = x.signed_by(x.certificates_from_pem(own.cert, CERT)[0], [self.ca])
+        return signed and own.facts.serial not in self._revoked() and not own.facts.renewable(utc_now())
+
+    def revoke(self, identity: Identity) -> list[Issued]:
+        """Every certificate of the identity that is still valid; and tokens that would make new ones."""
+        with _locked(self.folder):
+            now, revoked = utc_now(), self._revoked()
+            found = [i for i in self.issued() if (i.role, i.name) == (identity.role, identity.name)]
+            chosen = [issued for issued in found if issued.status(now) == "valid"]
+            revoked |= {int(issued.serial, 16): now for issued in chosen}
+            write(self.folder / CRL, x.revocation_list(self._key, self.ca, revoked, now))
+            self._tokens.drop(identity)
+        if not found:
+            raise CertificateError(
+                f"{self.folder} never issued a certificate to {identity}; see `fedel certs list`"
+            )
+        return chosen
+
+    def issued(self) -> list[Issued]:
+        """Every certificate, in the order of issue."""
+        path = self.folder / ISSUED
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        revoked = self._revoked()
+        found = []
+        for line in lines:
+            table = json.loads(line)
+            when = revoked.get(int(table["serial"], 16))
+            found.append(
+                Issued(**table | {"hosts": tuple(table["hosts"])}, revoked=when.isoformat() if when else "")
+            )
+        return found
+
+    def promise(self, identity: Identity, hosts: Sequence[str] = (), hours: float = 24.0) -> Token:
+        """A token that gets one certificate for this identity, once."""
+        with _locked(self.folder):
+            return self._tokens.create(Grant(identity, tuple(hosts)), hours, utc_now())
+
+    def promises(self) -> list[tuple[Grant, datetime]]:
+        """Tokens that nobody used yet, and until when they are good."""
+        return self._tokens.open(utc_now())
+
+    def redeem(self, secret: str, request: bytes) -> tuple[Grant, bytes]:
+        """A certificate for a token's secret; the token is used up."""
+        key = x.key_of_request(request, "the enrolment's request")
+        with _locked(self.folder):
+            grant = self._tokens.take(secret, utc_now())
+        return grant, self._issue(key, grant.identity, grant.hosts, 0.0)
+
+    def _issue(
+        self, key: ec.EllipticCurvePublicKey, identity: Identity, hosts: Sequence[str], days: float
+    ) -> bytes:
+        days = days or DAYS.get(identity.role, OTHER_DAYS)
+        certificate = x.sign(self._key, self.ca, key, identity, hosts, days, utc_now())
+        line = Issued(
+            serial=f"{certificate.serial_number:x}",
+            role=identity.role,
+            name=identity.name,
+            hosts=tuple(hosts),
+            not_after=certificate.not_valid_after_utc.isoformat(),
+        )
+        table = asdict(line)
+        del table["revoked"]
+        with _locked(self.folder), (self.folder / ISSUED).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(table) + "\n")
+        return x.to_pem(certificate) + x.to_pem(self.ca)
+
+    def _revoked(self) -> dict[int, datetime]:
+        path = self.folder / CRL
+        return x.revoked_in(path.read_bytes(), [self.ca], str(path)) if path.exists() else {}
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,235 @@
+"""X.509 in as few words as FedEL needs: keys, requests, certificates, revocation lists."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedel.errors import CertificateError
+from fedel.security.identity import SERVICE, Identity
+
+PrivateKey = ec.EllipticCurvePrivateKey
+SKEW = timedelta(minutes=5)
+"""A new certificate is valid already where a clock is late by so much."""
+_PEM = serialization.Encoding.PEM
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a certificate says."""
+
+    identity: Identity
+    serial: int
+    hosts: tuple[str, ...]
+    """Names and addresses under which a service may be dialled."""
+    not_before: datetime
+    not_after: datetime
+
+    @property
+    def lifetime(self) -> timedelta:
+        return self.not_after - self.not_before
+
+    def renewable(self, now: datetime) -> bool:
+        """Two thirds of its time are over."""
+        return self.not_after - now < self.lifetime / 3
+
+
+def utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def new_key() -> PrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_to_pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def key_from_pem(pem: bytes, where: str) -> PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise CertificateError(f"{where}: no private key in PEM: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise CertificateError(f"{where}: not an elliptic-curve key; `fedel certs request` makes one")
+    return key
+
+
+def certificates_from_pem(pem: bytes, where: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise CertificateError(f"{where}: no certificate in PEM: {error}") from None
+
+
+def to_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(_PEM)
+
+
+def fingerprint(certificate: x509.Certificate) -> bytes:
+    return certificate.fingerprint(hashes.SHA256())
+
+
+def new_authority(name: str, days: float, now: datetime) -> tuple[PrivateKey, x509.Certificate]:
+    """A certificate authority that signs itself, and nothing but end certificates."""
+    key = new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    usage = _key_usage(key_cert_sign=True, crl_sign=True)
+    builder = (
+        _builder(subject, subject, key.public_key(), now, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    return key, builder.sign(key, hashes.SHA256())
+
+
+def new_request(key: PrivateKey) -> bytes:
+    """A signing request proves that its sender has the key. Whom the key speaks for, the signer says."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return builder.sign(key, hashes.SHA256()).public_bytes(_PEM)
+
+
+def key_of_request(pem: bytes, where: str) -> ec.EllipticCurvePublicKey:
+    try:
+        request = x509.load_pem_x509_csr(pem)
+    except ValueError as error:
+        raise CertificateError(f"{where}: no signing request in PEM: {error}") from None
+    key = request.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not request.is_signature_valid:
+        raise CertificateError(f"{where}: the request is not signed with an elliptic-curve key of its own")
+    return key
+
+
+def sign(
+    ca_key: PrivateKey,
+    ca: x509.Certificate,
+    public_key: ec.EllipticCurvePublicKey,
+    identity: Identity,
+    hosts: Sequence[str],
+    days: float,
+    now: datetime,
+) -> x509.Certificate:
+    """A certificate; that of a service may also stand behind a port, under the names of ``hosts``."""
+    if hosts and identity.role != SERVICE:
+        raise CertificateError(f"{identity}: only a service has hosts, because nobody else is dialled")
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name[:64])])
+    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if identity.role == SERVICE:
+        purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+    names = [x509.UniformResourceIdentifier(identity.uri), *map(_host, hosts)]
+    builder = (
+        _builder(subject, ca.subject, public_key, now, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+    )
+    return builder.sign(ca_key, hashes.SHA256())
+
+
+def facts_of(certificate: x509.Certificate) -> Facts:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise CertificateError("the certificate names nobody: make it with `fedel certs`") from None
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    if len(uris) != 1:
+        raise CertificateError(f"the certificate has {len(uris)} identities instead of one")
+    hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return Facts(
+        Identity.parse(uris[0]),
+        certificate.serial_number,
+        tuple(hosts),
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+    )
+
+
+@lru_cache(maxsize=4096)
+def facts_of_pem(pem: bytes) -> Facts:
+    """Kept, because a peer shows the same certificate with every call."""
+    return facts_of(certificates_from_pem(pem, "the peer's certificate")[0])
+
+
+def signed_by(certificate: x509.Certificate, authorities: Collection[x509.Certificate]) -> bool:
+    for authority in authorities:
+        try:
+            certificate.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return True
+    return False
+
+
+def revocation_list(
+    ca_key: PrivateKey, ca: x509.Certificate, revoked: dict[int, datetime], now: datetime
+) -> bytes:
+    """A signed list of serial numbers and when each was revoked."""
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(ca.subject)
+        .last_update(now)
+        # Required by the format; servers go by what the file says, however old it is.
+        .next_update(now + timedelta(days=3650))
+    )
+    for serial, when in revoked.items():
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when).build()
+        builder = builder.add_revoked_certificate(entry)
+    return builder.sign(ca_key, hashes.SHA256()).public_bytes(_PEM)
+
+
+def revoked_in(pem: bytes, authorities: Collection[x509.Certificate], where: str) -> dict[int, datetime]:
+    """Serial numbers in a list that one of the authorities signed."""
+    try:
+        crl = x509.load_pem_x509_crl(pem)
+    except ValueError as error:
+        raise CertificateError(f"{where}: no revocation list in PEM: {error}") from None
+    keys = [authority.public_key() for authority in authorities]
+    if not any(isinstance(k, ec.EllipticCurvePublicKey) and crl.is_signature_valid(k) for k in keys):
+        raise CertificateError(f"{where}: the list is not signed by this federation's authority")
+    return {entry.serial_number: entry.revocation_date_utc for entry in crl}
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, days: float
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise CertificateError(f"host {host!r}: write a name or an address, without a port") from None
+
+
+def _key_usage(**used: bool) -> x509.KeyUsage:
+    names = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
+    return x509.KeyUsage(**{name: used.get(name, False) for name in names})

@@ -1,0 +1,165 @@
+"""The folder in which a process keeps its key and certificate, read again whenever a file in it changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from fedel.errors import CertificateError
+from fedel.security import certificates as x
+from fedel.security.certificates import Facts
+
+log = logging.getLogger(__name__)
+
+CA, CERT, KEY, CRL, REQUEST = "ca.pem", "cert.pem", "key.pem", "crl.pem", "request.pem"
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a TLS endpoint needs, in PEM, and what its certificate says."""
+
+    ca: bytes
+    cert: bytes
+    """The certificate, then its authority: a device that enrols reads the authority from the handshake."""
+    key: bytes
+    facts: Facts
+
+
+def write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """All of it or nothing, readable by others only if ``mode`` says so from the first byte."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def load(folder: Path) -> Credentials:
+    """The folder's files, which must belong together; whether they are still valid is not looked at."""
+    ca, cert, key = (_read(folder / name) for name in (CA, CERT, KEY))
+    return _fitting(folder, ca, cert, key)
+
+
+def install(folder: Path, ca: bytes, cert: bytes) -> Credentials:
+    """Put a signed certificate beside the folder's key, if it is for that key."""
+    own = _fitting(folder, ca, cert, _read(folder / KEY))
+    write(folder / CA, ca)
+    write(folder / CERT, cert)
+    return own
+
+
+def _fitting(folder: Path, ca: bytes, cert: bytes, key: bytes) -> Credentials:
+    authorities = x.certificates_from_pem(ca, str(folder / CA))
+    own = x.certificates_from_pem(cert, str(folder / CERT))[0]
+    if x.key_from_pem(key, str(folder / KEY)).public_key() != own.public_key():
+        raise CertificateError(f"{folder}: {KEY} is not the key of {CERT}; have a new certificate signed")
+    if not x.signed_by(own, authorities):
+        raise CertificateError(
+            f"{folder}: {CERT} is not signed by the authority in {CA}; copy both from one place"
+        )
+    try:
+        return Credentials(ca, cert, key, x.facts_of(own))
+    except CertificateError as error:
+        raise CertificateError(f"{folder / CERT}: {error}") from None
+
+
+def ensure_key(folder: Path) -> x.PrivateKey:
+    """The folder's key; it is made here if there is none, and never leaves."""
+    path = folder / KEY
+    if not path.exists():
+        write(path, x.key_to_pem(x.new_key()), 0o600)
+    return x.key_from_pem(path.read_bytes(), str(path))
+
+
+def check_valid(facts: Facts, where: str, now: datetime) -> None:
+    if now >= facts.not_after:
+        raise CertificateError(
+            f"{where}: the certificate of {facts.identity} expired on {facts.not_after:%Y-%m-%d %H:%M} UTC; "
+            "enrol again with a new token, or `fedel certs renew` at the authority"
+        )
+    if now < facts.not_before:
+        raise CertificateError(
+            f"{where}: the certificate of {facts.identity} is valid from {facts.not_before:%Y-%m-%d %H:%M} UTC "
+            "on; is the clock of this machine right?"
+        )
+
+
+class Watched:
+    """A folder's credentials as they are now; while its files do not fit together, those from before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stamp = stamp_of(*(folder / name for name in (CA, CERT, KEY)))
+        self._loaded = load(folder)
+
+    def current(self) -> Credentials:
+        stamp = stamp_of(*(self.folder / name for name in (CA, CERT, KEY)))
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._loaded = load(self.folder)
+            except CertificateError as error:
+                log.error("going on with the old certificate: %s", error)
+            else:
+                facts = self._loaded.facts
+                log.info("new certificate of %s, until %s", facts.identity, facts.not_after.isoformat())
+        return self._loaded
+
+
+class Revocations:
+    """The revocation list as it is now. A missing file revokes nobody; a damaged one leaves the old list."""
+
+    def __init__(self, path: Path, credentials: Watched) -> None:
+        self._path = path
+        self._credentials = credentials
+        self._stamp: Stamp = ()
+        self._revoked: dict[int, datetime] = {}
+
+    def __contains__(self, serial: int) -> bool:
+        stamp = stamp_of(self._path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._load()
+        return serial in self._revoked
+
+    def _load(self) -> None:
+        try:
+            authorities = x.certificates_from_pem(self._credentials.current().ca, CA)
+            self._revoked = x.revoked_in(self._path.read_bytes(), authorities, str(self._path))
+        except FileNotFoundError:
+            log.info("no revocation list at %s: %d certificates are revoked", self._path, len(self._revoked))
+        except (OSError, CertificateError) as error:
+            log.error("going on with the old revocation list: %s", error)
+        else:
+            log.info("revocation list with %d certificates", len(self._revoked))
+
+
+def stamp_of(*paths: Path) -> Stamp:
+    """Changes whenever one of the files is replaced."""
+    found = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            found.append((0, 0, 0))
+        else:
+            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CertificateError(
+            f"{path} is missing: `fedel certs issue` or `fedel certs enrol` makes it; see docs/security.md"
+        ) from None
+    except OSError as error:
+        raise CertificateError(f"{path} cannot be read: {error.strerror}; who owns it?") from None

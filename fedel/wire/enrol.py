@@ -1,0 +1,83 @@
+"""How a process gets its first certificate and its next ones over the wire."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from fedel.errors import CertificateError, ServiceError
+from fedel.security import certificates as x
+from fedel.security.folder import CA, Credentials, ensure_key, install
+from fedel.security.tls import host_of
+from fedel.security.tokens import Token
+from fedel.v1 import enrolment_pb2 as pb
+from fedel.v1.enrolment_pb2_grpc import EnrolmentServiceStub
+from fedel.wire.channel import OPTIONS
+
+TIMEOUT_SECONDS = 20.0
+
+
+def fetch_authority(address: str, fingerprint: bytes) -> bytes:
+    """The authority's certificate in PEM, as the server shows it: public, and known by its fingerprint."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # Nothing is said on this connection. What it shows is trusted if the fingerprint fits, and not otherwise.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        place = (host_of(address), int(address.rpartition(":")[2]))
+        with socket.create_connection(place, TIMEOUT_SECONDS) as raw, context.wrap_socket(raw) as secured:
+            chain = _chain(secured)
+    except (OSError, ValueError) as error:
+        raise ServiceError(
+            f"cannot reach {address}: {error}; is this the enrolment port of the coordinator (7072)?"
+        ) from None
+    for der in chain:
+        if hashlib.sha256(der).digest() == fingerprint:
+            return ssl.DER_cert_to_PEM_cert(der).encode()
+    raise CertificateError(
+        f"{address} is not of the federation that made the token: its authority has another fingerprint. "
+        "Check the address; if it is right, somebody stands between"
+    )
+
+
+def _chain(secured: ssl.SSLSocket) -> list[bytes]:
+    """Every certificate the server sent, in DER."""
+    if hasattr(secured, "get_unverified_chain"):
+        found: list[bytes] = secured.get_unverified_chain()
+        return found
+    # Python 3.10 to 3.12 have it too, under a private name that these versions will not change any more.
+    inner: Any = secured._sslobj  # type: ignore[attr-defined]
+    return [ssl.PEM_cert_to_DER_cert(one.public_bytes()) for one in inner.get_unverified_chain()]
+
+
+async def enrol(address: str, token: Token, folder: Path, ca: bytes) -> Credentials:
+    """Trade the token for a certificate of a key made in ``folder``; ``ca`` is the fetched authority."""
+    request = x.new_request(ensure_key(folder))
+    credentials = grpc.ssl_channel_credentials(ca)
+    async with aio.secure_channel(address, credentials, options=OPTIONS) as channel:
+        message = pb.EnrolRequest(secret=token.secret, signing_request=request)
+        answer = await _asked(address, EnrolmentServiceStub(channel).Enrol(message, timeout=TIMEOUT_SECONDS))
+    return install(folder, ca, answer.certificates)
+
+
+async def renew(channel: aio.Channel, folder: Path, address: str = "the coordinator") -> Credentials:
+    """The next certificate for the key in ``folder``, over a channel that shows the present one."""
+    request = x.new_request(ensure_key(folder))
+    message = pb.RenewRequest(signing_request=request)
+    answer = await _asked(address, EnrolmentServiceStub(channel).Renew(message, timeout=TIMEOUT_SECONDS))
+    return install(folder, (folder / CA).read_bytes(), answer.certificates)
+
+
+async def _asked(address: str, call: Any) -> Any:
+    try:
+        return await call
+    except aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise ServiceError(f"{address} signs no certificates: set enrolment.authority there") from None
+        raise ServiceError(f"{address}: {error.details()}") from None

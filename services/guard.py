@@ -1,0 +1,161 @@
+"""Who may call: each call's certificate is looked at, and its role held against the table of rules."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from fedel.errors import CertificateError
+from fedel.security.certificates import Facts, facts_of_pem, utc_now
+from fedel.security.folder import Revocations
+from fedel.security.identity import RULES
+from fedel.telemetry import AccessMetrics
+
+log = logging.getLogger(__name__)
+
+RECHECK_SECONDS = 2.0
+"""A stream whose certificate expires or is revoked meanwhile is ended within this time."""
+_STATUS = {
+    "certificate": grpc.StatusCode.UNAUTHENTICATED,
+    "expired": grpc.StatusCode.UNAUTHENTICATED,
+    "revoked": grpc.StatusCode.UNAUTHENTICATED,
+    "token": grpc.StatusCode.UNAUTHENTICATED,
+    "role": grpc.StatusCode.PERMISSION_DENIED,
+    "client": grpc.StatusCode.PERMISSION_DENIED,
+}
+_MAKE = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+class Gatekeeper:
+    """Ends calls that are not let in: with a status, a line in the log, and a count."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._metrics = AccessMetrics(registry)
+
+    async def refuse(self, context: Any, reason: str, message: str, **about: Any) -> None:
+        self._metrics.refused.labels(reason).inc()
+        log.warning("refused: %s", message, extra={"reason": reason, "peer": context.peer(), **about})
+        context.set_trailing_metadata((("fedel-reason", reason),))
+        await context.abort(_STATUS[reason], message)
+
+
+@dataclass(frozen=True)
+class Caller:
+    facts: Facts
+    keeper: Gatekeeper
+
+
+_CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""Of the call that is being answered; nobody where plain text is spoken."""
+
+
+def caller() -> Caller | None:
+    return _CALLER.get()
+
+
+async def require_client(context: Any, client: str) -> None:
+    """Refuse a call that speaks for another client than its certificate does."""
+    now = caller()
+    if now is not None and now.facts.identity.name != client:
+        message = f"the certificate is that of {now.facts.identity}, which cannot speak for '{client}'"
+        await now.keeper.refuse(context, "client", message, client=client)
+
+
+class Guard(aio.ServerInterceptor):
+    """Stands before every call; that the authority signed the certificate, the handshake has checked."""
+
+    def __init__(self, keeper: Gatekeeper, revocations: Revocations) -> None:
+        self._keeper = keeper
+        self._revocations = revocations
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        make = _MAKE[handler.request_streaming, handler.response_streaming]
+        guard = self._guard_stream if handler.response_streaming else self._guard_answer
+        return make(
+            guard(_behaviour(handler), details.method),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    def _guard_answer(self, behaviour: Any, method: str) -> Any:
+        async def answer(request: Any, context: Any) -> Any:
+            await self._admit(context, method)
+            return await behaviour(request, context)
+
+        return answer
+
+    def _guard_stream(self, behaviour: Any, method: str) -> Any:
+        async def answer(request: Any, context: Any) -> None:
+            facts = await self._admit(context, method)
+            if inspect.isasyncgenfunction(behaviour):
+                work = asyncio.ensure_future(_write_all(behaviour(request, context), context))
+            else:
+                work = asyncio.ensure_future(behaviour(request, context))
+            try:
+                while not work.done():
+                    await asyncio.wait({work}, timeout=RECHECK_SECONDS)
+                    if not work.done():
+                        await self._check(facts, context, method)
+                work.result()
+            finally:
+                work.cancel()
+                await asyncio.wait({work})
+
+        return answer
+
+    async def _admit(self, context: Any, method: str) -> Facts:
+        """What the caller's certificate says, if the caller may make this call."""
+        pem = context.auth_context().get("x509_pem_cert")
+        try:
+            facts = facts_of_pem(pem[0]) if pem else None
+        except CertificateError as error:
+            await self._keeper.refuse(context, "certificate", str(error), method=method)
+            raise
+        if facts is None:
+            await self._keeper.refuse(context, "certificate", "the caller shows no certificate", method=method)
+            raise AssertionError("refused")
+        await self._check(facts, context, method)
+        identity = facts.identity
+        if identity.role not in RULES.get(method, ()):
+            message = f"{identity} may not call {method.rpartition('/')[2]}: no {identity.role} may"
+            await self._keeper.refuse(context, "role", message, method=method, client=identity.name)
+        _CALLER.set(Caller(facts, self._keeper))
+        return facts
+
+    async def _check(self, facts: Facts, context: Any, method: str) -> None:
+        """Whether a certificate is still good."""
+        about = {"method": method, "client": facts.identity.name}
+        if facts.serial in self._revocations:
+            message = f"the certificate of {facts.identity} is revoked: ask the operator for a new token"
+            await self._keeper.refuse(context, "revoked", message, **about)
+        if utc_now() >= facts.not_after:
+            message = f"the certificate of {facts.identity} has expired: renew it, or enrol again"
+            await self._keeper.refuse(context, "expired", message, **about)
+
+
+def _behaviour(handler: Any) -> Any:
+    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+
+async def _write_all(messages: Any, context: Any) -> None:
+    async for message in messages:
+        await context.write(message)
