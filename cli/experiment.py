@@ -14,6 +14,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from experiments.plans import Run
+    from experiments.report import Report
 
 NAMES = (
     "table1",
@@ -67,6 +68,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
     add("--list", action="store_true", help="list the runs and how far they are, and do nothing")
     add("--only-report", action="store_true", help="do no runs, report on those that are there")
+    add(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="write the Markdown page here too, pictures in img/ beside",
+    )
     add("--json", action="store_true", help="print the results, or the list, as JSON")
     parser.set_defaults(run=main)
 
@@ -77,7 +84,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 def main(arguments: argparse.Namespace) -> int:
     sys.path.insert(0, str(Path.cwd()))
-    from experiments import plans, runner, scale  # torch takes seconds to import
+    from experiments import plans, report, runner, scale  # torch takes seconds to import
 
     size = scale.load(arguments.scale)
     out = arguments.out or Path("runs") / "experiments" / size.name
@@ -92,7 +99,20 @@ def main(arguments: argparse.Namespace) -> int:
         options = {"executor": arguments.executor, "num_workers": arguments.workers}
         with _screen() as screen:
             failed = runner.do_missing(runs, out / "runs", screen, **options)
+    made = report.make(size, wanted, out / "runs", failed)
+    written = report.write(made, out, arguments.markdown)
+    if arguments.json:
+        print(json.dumps(report.as_json(made)))
+    else:
+        _summary(made)
+        print(f"{made.num_done} of {len(runs)} runs are done; report: {', '.join(map(str, written))}")
     return 1 if failed else 0
+
+
+def _summary(made: Report) -> None:
+    for section in made.sections:
+        for verdict in section.verdicts:
+            print(f"{verdict.word}: {verdict.claim} ({verdict.numbers})")
 
 
 def _list(runs: list[Run], place: Path, as_json: bool) -> None:

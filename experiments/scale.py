@@ -25,6 +25,8 @@ class Task:
     """Runs of every method, with the seeds 1, 2, ..."""
     metric: str = "accuracy"
     """``accuracy``, or ``perplexity``: the exponential of the test loss."""
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    """Laid over the job where memory is measured: a model too large to be trained here can be measured here."""
     cuts: str = ""
     """What is smaller than in the paper, in plain words."""
 

@@ -1,0 +1,1 @@
+"""One function an experiment: from the runs that are there to a section of the report."""
