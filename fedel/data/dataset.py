@@ -51,6 +51,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.x)
 
+    def some(self, count: int) -> Split:
+        """``count`` of the samples, spread evenly over all of them."""
+        rows = np.linspace(0, len(self) - 1, count).astype(int)
+        return Split(self.x[rows], self.y[rows], None if self.users is None else self.users[rows])
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,19 @@ from fedel.errors import DataError
 from fedel.types import Array
 
 
-def load_data(name: str, root: str | Path | None = None, **options: Any) -> Dataset:
+def load_data(name: str, root: str | Path | None = None, *, num_train: int = 0, **options: Any) -> Dataset:
     """A data set by name (``fedel data list`` shows them), or what ``package.module:function`` returns.
 
-    ``root`` is the directory of data sets (see ``data_root``). ``options`` go to the loader or the function.
+    ``root`` is the directory of data sets (see ``data_root``). ``num_train`` keeps so many training samples,
+    spread evenly over all of them; 0 keeps all. ``options`` go to the loader or the function.
     """
+    data = _load(name, root, options)
+    if not 0 <= num_train <= len(data.train):
+        raise DataError(f"{name}: num_train = {num_train}, but there are {len(data.train)} training samples")
+    return replace(data, train=data.train.some(num_train)) if num_train else data
+
+
+def _load(name: str, root: str | Path | None, options: Mapping[str, Any]) -> Dataset:
     if ":" in name:
         function = _function(name)
         _check_options(name, function, options)
@@ -46,7 +55,7 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
     takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     wrong = [key for key in options if key not in accepted]
     if wrong and not takes_any:
-        valid = ", ".join(p for p in accepted if p not in ("folder", "path", "name")) or "none"
+        valid = ", ".join([*(p for p in accepted if p not in ("folder", "path", "name")), "num_train"])
         raise DataError(f"{name}: unknown option {wrong[0]!r}; valid are: {valid}")
 
 

@@ -89,3 +89,12 @@ def test_digits_come_with_scikit_learn_or_say_so() -> None:
     else:
         data = load_data("digits")
         assert (1498, 299, (1, 8, 8)) == (len(data.train), len(data.test), data.input_shape)
+
+
+def test_fewer_training_samples_are_spread_over_all_and_the_test_set_stays() -> None:
+    whole, some = load_data("digits"), load_data("digits", num_train=100)
+    assert (len(some.train), len(some.test)) == (100, len(whole.test))
+    assert set(some.train.y) == set(whole.train.y)
+    assert (some.train.x[-1] == whole.train.x[-1]).all()
+    with pytest.raises(DataError, match="num_train = 99999"):
+        load_data("digits", num_train=99999)

@@ -172,6 +172,16 @@ def test_tiny_imagenet_folders_with_grey_images_and_classes_that_are_not_there(t
     assert len(list((tmp_path / "tiny-imagenet-200" / ".decoded").iterdir())) == 1
 
 
+def test_tiny_imagenet_halved_averages_squares_of_pixels(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    whole = vision.tiny_imagenet(tmp_path).train.x
+    half = vision.tiny_imagenet(tmp_path, size=whole.shape[-1] // 2).train.x
+    assert half.shape == (*whole.shape[:2], whole.shape[2] // 2, whole.shape[3] // 2)
+    assert abs(int(half[0, 0, 1, 2]) - whole[0, 0, 2:4, 4:6].mean()) <= 0.5
+    with pytest.raises(DataError, match="can be halved"):
+        vision.tiny_imagenet(tmp_path, size=7)
+
+
 def test_tiny_imagenet_sees_that_files_changed(tmp_path: Path) -> None:
     write_tiny(tmp_path)
     assert len(vision.tiny_imagenet(tmp_path).train) == 6
