@@ -3,7 +3,8 @@
 The figures are TensorFlow's, batch 4, so three things are inferred: Keras gives ResNet50's convolutions a
 bias, whose time is added to the kernel; a norm's tensors are free to update and the way through is charged
 to its shift, as in ElasticTrainer; and early exits, which were not measured, are taken to cost what the
-network's own classifier does. Narrowed models were not measured either: ``widths`` is empty.
+network's own classifier does. VGG16 was measured without batch norm; with it, the norms are taken to cost
+nothing. Narrowed models were not measured either: ``widths`` is empty.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MICRO = 1e-6
 
 
 def orin_profile(spec: ModelSpec, model: str, input_size: int = 32) -> TimingProfile:
-    """The profile of ``vgg16`` (without batch norm) or ``resnet50``, for images of 32 or 224 pixels.
+    """The profile of ``vgg16`` or ``resnet50``, for images of 32 or 224 pixels.
 
     ``spec`` gives the tensors' names; a model of another width has the same, though not the same times.
     """
@@ -34,7 +35,9 @@ def orin_profile(spec: ModelSpec, model: str, input_size: int = 32) -> TimingPro
         known = ", ".join(f"{name} at {size}" for name, size in _TABLES)
         raise ProfileError(f"no Orin figures for {model} at {input_size} pixels; there are {known}")
     layers = _layers(spec)
-    if len(layers) != len(table) or any(len(t) != _tensors_in(model, i, table) for i, t in enumerate(layers)):
+    if len(layers) != len(table) or any(
+        len(t) not in _tensors_in(model, i, table) for i, t in enumerate(layers)
+    ):
         raise ProfileError(
             f"model {spec.name} does not have the {len(table)} layers of the {model} that was measured on the"
             " Orin; run `fedel profile` for this one"
@@ -67,13 +70,15 @@ def _layers(spec: ModelSpec) -> list[list[TensorSpec]]:
     return layers
 
 
-def _tensors_in(model: str, index: int, table: Sequence[Row]) -> int:
-    """Kernel and bias, or kernel, scale and shift."""
-    return 3 if model == "resnet50" and index < len(table) - 1 else 2
+def _tensors_in(model: str, index: int, table: Sequence[Row]) -> tuple[int, ...]:
+    """Kernel and bias, or kernel, scale and shift, or all four."""
+    if index == len(table) - 1:
+        return (2,)
+    return (3,) if model == "resnet50" else (2, 4)
 
 
 def _times(layer: Sequence[TensorSpec], row: Row) -> list[TensorTime]:
     kernel, bias, grad, after, _ = (value * _MICRO for value in row)
-    updates = [kernel, bias] if len(layer) == 2 else [kernel + bias, 0.0, 0.0]
+    updates = {2: [kernel, bias], 3: [kernel + bias, 0.0, 0.0], 4: [kernel, bias, 0.0, 0.0]}[len(layer)]
     grads = [grad, *[0.0] * (len(layer) - 2), after]
     return [TensorTime(t.name, t.block, g, u) for t, g, u in zip(layer, grads, updates, strict=True)]

@@ -151,4 +151,11 @@ def test_a_model_that_was_not_measured_on_the_orin_is_refused(vgg_spec: ModelSpe
     with pytest.raises(ProfileError, match="does not have the 54 layers"):
         orin_profile(vgg_spec, "resnet50", 32)
     with torch.device("meta"), pytest.raises(ProfileError, match="14 layers"):
-        orin_profile(vgg16(batch_norm=True).spec, "vgg16", 32)
+        orin_profile(vgg16(hidden_layers=(512,)).spec, "vgg16", 32)
+
+
+def test_batch_norm_in_vgg16_costs_nothing_on_the_orin(orin: TimingProfile) -> None:
+    with torch.device("meta"):
+        normed = orin_profile(vgg16(batch_norm=True).spec, "vgg16", 32)
+    assert len(normed.tensors) == 54
+    assert full_step(normed) == full_step(orin)
