@@ -1,0 +1,100 @@
+"""A federation with certificates on free ports of the loopback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from grpc import aio
+
+from fedel.security import certificates as x
+from fedel.security.authority import Authority
+from fedel.security.folder import ensure_key, install
+from fedel.security.identity import Identity
+from fedel.security.tls import Tls
+from fedel.wire.streams import reason_of
+from services.aggregator.config import AggregatorConfig
+from services.aggregator.server import serving as aggregating
+from services.aggregator.servicer import Aggregator
+from services.coordinator.config import CoordinatorConfig, EnrolmentConfig
+from services.coordinator.coordinator import Coordinator
+from services.coordinator.server import serving as coordinating
+
+HOSTS = ("127.0.0.1", "localhost")
+
+
+class Pki:
+    """An authority, and folders with certificates of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority.create(folder / "ca")
+
+    def tls(self, role: str, name: str, days: float = 0.0) -> Tls:
+        folder = self.folder / f"{role}-{name}"
+        hosts = HOSTS if role == "service" else ()
+        self.authority.issue(folder, Identity(role, name), hosts, days)
+        return Tls(dir=str(folder), crl=str(self.authority.folder / "crl.pem"))
+
+    def expired(self, role: str, name: str) -> Tls:
+        folder = self.folder / f"{role}-{name}-expired"
+        ca, identity, then = self.authority.ca, Identity(role, name), x.utc_now() - timedelta(days=31)
+        key = ensure_key(folder)
+        cert = x.sign(self.authority._key, ca, key.public_key(), identity, (), 30, then)
+        install(folder, x.to_pem(ca), x.to_pem(cert))
+        return Tls(dir=str(folder))
+
+
+@dataclass(frozen=True)
+class Servers:
+    pki: Pki
+    coordinator_address: str
+    enrolment_address: str
+    aggregator_address: str
+    coordinator: Coordinator
+    aggregator: Aggregator
+    http: str
+    """Where the coordinator shows its metrics."""
+
+    async def refused(self, reason: str) -> float:
+        """Calls that the coordinator did not let in."""
+        async with ClientSession() as session, session.get(f"http://{self.http}/metrics") as answer:
+            text = await answer.text()
+        line = f'fedel_calls_refused_total{{reason="{reason}"}} '
+        return next(float(one.removeprefix(line)) for one in text.splitlines() if one.startswith(line))
+
+
+@asynccontextmanager
+async def servers(folder: Path, pki: Pki, **settings: Any) -> AsyncIterator[Servers]:
+    port_file, http_file = folder / "enrolment.address", folder / "http.address"
+    async with AsyncExitStack() as stack:
+        aggregator_config = AggregatorConfig(
+            listen="127.0.0.1:0", data_dir=folder / "aggregator", tls=pki.tls("service", "aggregator")
+        )
+        bulk, aggregator = await stack.enter_async_context(aggregating(aggregator_config))
+        config = CoordinatorConfig(
+            listen="127.0.0.1:0",
+            aggregators=(bulk,),
+            database_url=f"sqlite:///{folder / 'coordinator.db'}",
+            http="127.0.0.1:0",
+            http_port_file=http_file,
+            tls=pki.tls("service", "coordinator"),
+            enrolment=EnrolmentConfig(str(pki.authority.folder), "127.0.0.1:0", port_file),
+            **settings,
+        )
+        address, coordinator = await stack.enter_async_context(coordinating(config))
+        enrolment, http = port_file.read_text(), http_file.read_text()
+        yield Servers(pki, address, enrolment, bulk, coordinator, aggregator, http)
+
+
+async def refusal(awaitable: Any) -> tuple[str, str]:
+    """Status and reason of a call that must fail."""
+    with pytest.raises(aio.AioRpcError) as caught:
+        await awaitable
+    return caught.value.code().name, reason_of(caught.value)
