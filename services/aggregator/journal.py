@@ -1,7 +1,8 @@
 """The updates of one round on disk: what was acknowledged can be folded again, what broke off can go on.
 
-A file is its header (length, then the message) and the payload. ``<client>.part`` grows while a client sends;
-renamed to ``<client>.update`` it counts.
+A file is two numbers (length of the header, bytes of the payload that are there), the header and the payload.
+``<client>.part`` fills while a client sends; renamed to ``<client>.update`` it counts. Beyond the bytes that
+are there may lie others of a round that is over: files are used again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from fedel.v1.aggregator_pb2 import UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
 from services.aggregator.files import safe_name, sync_directory, write_all, write_file
+from services.aggregator.spares import Spares
 
-_LENGTH_BYTES = 8
+_NUMBER_BYTES = 8
+_MESSAGE_START = 2 * _NUMBER_BYTES
 
 
 @dataclass
@@ -42,6 +45,7 @@ class Part:
 
     def append(self, pieces: Sequence[bytes | memoryview]) -> None:
         self.received += write_all(self.handle, self.start + self.received, *pieces)
+        write_all(self.handle, _NUMBER_BYTES, _number(self.received))
 
     def sync(self) -> None:
         os.fsync(self.handle)
@@ -53,8 +57,8 @@ class Part:
 class Journal:
     """One round's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, spares: Spares) -> None:
+        self.folder, self._spares = folder, spares
         folder.mkdir(parents=True, exist_ok=True)
         sync_directory(folder.parent)
 
@@ -70,14 +74,19 @@ class Journal:
 
     def begin(self, header: UpdateHeader) -> Part:
         """Start an update, or go on with it where the same one broke off."""
-        handle = os.open(self._path(header.report.client, "part"), os.O_RDWR | os.O_CREAT, 0o644)
+        path = self._path(header.report.client, "part")
+        if not path.exists():
+            self._spares.take(path)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         message = header.SerializeToString(deterministic=True)
-        part = Part(header, handle, _LENGTH_BYTES + len(message), 0)
+        part = Part(header, handle, _MESSAGE_START + len(message), 0)
+        size = os.fstat(handle).st_size
         if _read_message(handle) == message:
-            part.received = min(os.fstat(handle).st_size - part.start, part.num_bytes)
+            received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
+            part.received = min(received, size - part.start, part.num_bytes)
         else:
-            os.ftruncate(handle, 0)
-            write_all(handle, 0, len(message).to_bytes(_LENGTH_BYTES, "little"), message)
+            os.ftruncate(handle, min(size, part.start + part.num_bytes))
+            write_all(handle, 0, _number(len(message)), _number(0), message)
         return part
 
     def commit(self, part: Part) -> None:
@@ -105,10 +114,11 @@ class Journal:
                 raise _damaged(path) from None
 
     def retire(self, successor: Journal | None) -> None:
-        """Delete the round; updates still on their way in move on to ``successor``, if there is one."""
+        """End the round; updates still on their way in move on to ``successor``, if there is one."""
         if successor is not None:
             for path in self.folder.glob("*.part"):
                 path.rename(successor.folder / path.name)
+        self._spares.give(self.folder.glob("*.update"))
         shutil.rmtree(self.folder)
 
 
@@ -128,7 +138,7 @@ def _open(path: Path) -> tuple[UpdateHeader, int]:
     with path.open("rb") as file:
         message = _read_message(file.fileno())
     try:
-        return UpdateHeader.FromString(message), _LENGTH_BYTES + len(message)
+        return UpdateHeader.FromString(message), _MESSAGE_START + len(message)
     except DecodeError:
         raise _damaged(path) from None
 
@@ -137,9 +147,13 @@ def _damaged(path: Path) -> ServiceError:
     return ServiceError(f"{path}: the update is damaged; delete it to go on without this client")
 
 
+def _number(value: int) -> bytes:
+    return value.to_bytes(_NUMBER_BYTES, "little")
+
+
 def _read_message(handle: int) -> bytes:
     """The header of a file as bytes; empty if it is not there whole."""
-    length = int.from_bytes(os.pread(handle, _LENGTH_BYTES, 0), "little")
-    if length > os.fstat(handle).st_size - _LENGTH_BYTES:
+    length = int.from_bytes(os.pread(handle, _NUMBER_BYTES, 0), "little")
+    if length > os.fstat(handle).st_size - _MESSAGE_START:
         return b""
-    return os.pread(handle, length, _LENGTH_BYTES)
+    return os.pread(handle, length, _MESSAGE_START)

@@ -29,6 +29,7 @@ from fedel.wire import payload
 from fedel.wire.codec import spec_from_pb
 from services.aggregator.files import sync_directory, write_file
 from services.aggregator.journal import Journal, Part, read_update
+from services.aggregator.spares import Spares
 from services.aggregator.store import Meta, TensorWriter, Versions
 
 HEADER_FILE = "run.pb"
@@ -69,8 +70,8 @@ def shard_spec(header: ModelHeader) -> ModelSpec:
 class NewRun:
     """A run's first model on its way in. The run is there once its header is on disk, at the very end."""
 
-    def __init__(self, folder: Path, header: ModelHeader) -> None:
-        self._folder, self._header = folder, header
+    def __init__(self, folder: Path, header: ModelHeader, spares: Spares) -> None:
+        self._folder, self._header, self._spares = folder, header, spares
         shard_spec(header)
         shutil.rmtree(folder, ignore_errors=True)
         self._versions = Versions(folder / "versions")
@@ -102,14 +103,14 @@ class NewRun:
         (self._folder / "rounds").mkdir(exist_ok=True)
         write_file(self._folder / HEADER_FILE, self._header.SerializeToString(deterministic=True))
         sync_directory(self._folder.parent)
-        return Run(self._folder)
+        return Run(self._folder, self._spares)
 
 
 class Run:
     """A run as its folder tells it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, spares: Spares) -> None:
+        self._folder, self._spares = folder, spares
         self.header = ModelHeader.FromString((folder / HEADER_FILE).read_bytes())
         self.name = self.header.run
         self.spec = shard_spec(self.header)
@@ -129,14 +130,14 @@ class Run:
         """Take up a round: after a restart with the updates that had been acknowledged."""
         self.version = round_num
         self.meta = self.versions.meta(round_num)
-        self.journal = Journal(self._folder / "rounds" / f"{round_num:06d}")
+        self.journal = Journal(self._folder / "rounds" / f"{round_num:06d}", self._spares)
         self.sealed = self.journal.sealed
         self.headers: dict[str, UpdateHeader] = {h.report.client: h for h in self.journal.headers()}
         self.fold_seconds = 0.0
         self._fold: RoundFold | None = self._folded(self.headers)
         for folder in (self._folder / "rounds").iterdir():
             if folder != self.journal.folder:
-                Journal(folder).retire(self.journal if self._counts_late else None)
+                Journal(folder, self._spares).retire(self.journal if self._counts_late else None)
 
     @property
     def _counts_late(self) -> bool:

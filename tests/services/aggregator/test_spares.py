@@ -1,0 +1,113 @@
+"""Files of closed rounds that the next round writes over: what was in them never shows."""
+
+import pytest
+
+from fedel.errors import ServiceError
+from fedel.v1 import aggregator_pb2 as pb
+from fedel.wire.codec import report_to_pb
+from fedel.wire.payload import pack
+from fedel.wire.streams import fetch_model
+from services.aggregator import spares
+from services.aggregator.journal import Journal
+from services.aggregator.spares import Spares
+from tests.services.aggregator.support import (
+    SPEC,
+    aggregator,
+    asynchronous,
+    bits,
+    close,
+    create,
+    first_model,
+    fold_directly,
+    make_update,
+    send,
+)
+
+
+def header_of(update):
+    payload = pack(update.patches)
+    return pb.UpdateHeader(
+        run="run", report=report_to_pb(update.report), tensors=payload.manifest, digest=payload.digest
+    )
+
+
+def put(journal, update, most=None):
+    """Bring an update in, or only its first bytes."""
+    part = journal.begin(header_of(update))
+    data = b"".join(bytes(chunk.data) for chunk in pack(update.patches).chunks())
+    part.append([data[part.received : most]])
+    part.close()
+    return part
+
+
+def closed_round(folder, spares_, names):
+    """A round that is over, whose files are spare now."""
+    journal = Journal(folder / "rounds/000000", spares_)
+    for name in names:
+        journal.commit(put(journal, make_update(name)))
+    journal.retire(None)
+    return Journal(folder / "rounds/000001", spares_)
+
+
+def test_a_spare_file_is_taken_and_holds_only_the_new_update(tmp_path):
+    journal = closed_round(tmp_path, Spares(tmp_path / "spare"), ["a", "b"])
+    inodes = {path.stat().st_ino for path in (tmp_path / "spare").iterdir()}
+    assert 2 == len(inodes)
+    small = make_update("c", names={"three.weight"})
+    journal.commit(put(journal, small))
+    path = journal.folder / "c.update"
+    assert path.stat().st_ino in inodes
+    assert 1 == len(list((tmp_path / "spare").iterdir()))
+    read = journal.read("c", SPEC)
+    assert small.report.client == read.report.client
+    assert bits({n: p.values for n, p in small.patches.items()}) == bits(
+        {n: p.values for n, p in read.patches.items()}
+    )
+
+
+def test_an_upload_into_a_spare_file_goes_on_where_it_broke(tmp_path):
+    """The file is as long as the whole update from the start, so its size tells nothing."""
+    journal = closed_round(tmp_path, Spares(tmp_path / "spare"), ["a"])
+    update = make_update("b")
+    put(journal, update, most=40)
+    again = journal.begin(header_of(update))
+    assert 40 == again.received
+    again.close()
+    other = journal.begin(header_of(make_update("b", round_num=1)))
+    assert 0 == other.received
+    other.close()
+
+
+def test_old_bytes_in_a_spare_file_do_not_pass_for_an_update(tmp_path):
+    journal = closed_round(tmp_path, Spares(tmp_path / "spare"), ["a"])
+    journal.commit(put(journal, make_update("b"), most=40))
+    with pytest.raises(ServiceError, match="damaged"):
+        journal.read("b", SPEC)
+
+
+def test_no_more_is_kept_than_there_is_room_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(spares, "MOST_FILES", 2)
+    pool = Spares(tmp_path / "spare")
+    closed_round(tmp_path, pool, ["a", "b", "c"])
+    assert 2 == len(list((tmp_path / "spare").iterdir()))
+    monkeypatch.setattr(spares, "MOST_BYTES", 1)
+    closed_round(tmp_path / "more", pool, ["a"])
+    assert 1 == len(list((tmp_path / "spare").iterdir()))
+    for _ in range(2):
+        pool.take(tmp_path / "taken")
+    assert [] == list((tmp_path / "spare").iterdir())
+
+
+@asynchronous
+async def test_rounds_on_used_files_make_the_same_model(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub)
+        model = first_model()
+        for round_num in range(3):
+            updates = [make_update(name, round_num=round_num) for name in "abc"[round_num:]]
+            for update in updates:
+                await send(stub, update)
+            await close(stub, round_num)
+            model = fold_directly(updates, model).model
+        assert bits(model) == bits((await fetch_model(stub, "run")).tensors)
+    assert 3 == len(list((tmp_path / "spare").iterdir()))
