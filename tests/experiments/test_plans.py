@@ -1,0 +1,79 @@
+import pytest
+
+from cli.experiment import NAMES
+from experiments import report, scale
+from experiments.plans import EXPERIMENTS, distinct, plan
+from fedel.errors import ConfigError
+from tests.experiments import made_up
+
+
+def names(experiment, size, **options):
+    return {run.label: run.name for run in plan(experiment, size, **options) if run.seed == 1}
+
+
+def test_every_experiment_has_a_plan_an_analysis_and_a_name_on_the_command_line():
+    assert list(NAMES) == list(EXPERIMENTS) == list(report.ANALYSES)
+
+
+@pytest.mark.parametrize("name", ["ci", "small", "paper"])
+def test_every_job_of_a_scale_is_a_valid_simulation(name):
+    size = scale.load(name)
+    runs = distinct(run for experiment in EXPERIMENTS for run in plan(experiment, size))
+    assert {"cifar10", "speech", "text"} <= {run.task for run in runs}
+    assert all(task.cuts for task in size.tasks.values())
+
+
+def test_experiments_share_runs_that_are_equal():
+    size = made_up.scale()
+    fedel = names("table1", size)["fedel"]
+    assert fedel == names("beta", size)["beta 0.6"]
+    assert fedel == names("budget", size)["T_th x 1"]
+    assert fedel == names("rollback", size)["rollback"]
+    assert names("table1", size) == names("statistics", size)
+    together = distinct([*plan("table1", size), *plan("statistics", size), *plan("window", size)])
+    assert 2 * 9 == len(together)
+
+
+def test_whatever_is_set_otherwise_makes_another_run():
+    task = scale.Task("pictures", {**made_up.JOB, "work": {"num_steps": 11}})
+    before, after = made_up.scale(), made_up.scale(tasks={"cifar10": task})
+    assert names("table1", before).keys() == names("table1", after).keys()
+    assert not set(names("table1", before).values()) & set(names("table1", after).values())
+    assert 7 == len(set(names("beta", before).values()))
+    seeds = [run.name for run in plan("table1", before) if run.label == "fedavg"]
+    assert 2 == len(set(seeds))
+
+
+def test_the_name_is_for_the_eye_too():
+    name = names("composition", made_up.scale())["fedprox-fedel"]
+    assert name.startswith("cifar10-fedprox-fedel-1-")
+
+
+def test_options_of_a_method_hold_wherever_it_is_used():
+    size = made_up.scale(methods={"fedel": {"weighting": "samples"}})
+    wrapped = next(run for run in plan("composition", size) if run.label == "fednova-fedel")
+    assert "samples" == wrapped.table["strategy"]["base"]["weighting"]
+
+
+def test_an_experiment_can_change_the_job_and_the_seeds():
+    settings = {"composition": scale.Setting(seeds=1, job={"work": {"num_steps": 0, "num_epochs": 3}})}
+    runs = plan("composition", made_up.scale(experiments=settings))
+    assert {(1, 0, 3)} == {(r.seed, r.table["work"]["num_steps"], r.table["work"]["num_epochs"]) for r in runs}
+
+
+def test_seeds_and_tasks_can_be_asked_for():
+    assert {1, 2, 3, 4} == {run.seed for run in plan("window", made_up.scale(), seeds=4)}
+    assert [1, 1, 1, 2, 2, 2] == [run.seed for run in plan("window", made_up.scale())]
+    with pytest.raises(ConfigError, match="did you mean 'cifar10'"):
+        plan("window", made_up.scale(), tasks=["cifar"])
+    with pytest.raises(ConfigError, match="did you mean 'table1'"):
+        plan("table", made_up.scale())
+
+
+def test_an_unknown_scale_or_a_wrong_key_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="ci, paper, small"):
+        scale.load("smal")
+    wrong = tmp_path / "own.toml"
+    wrong.write_text('note = ""\n[tasks.a]\ntitle = ""\nsedes = 2\n[tasks.a.job]\n')
+    with pytest.raises(ConfigError, match=r"own.toml.*did you mean 'seeds'"):
+        scale.load(str(wrong))

@@ -1,0 +1,161 @@
+import json
+
+import pytest
+
+from experiments import report, scale
+from experiments.analyses.resources import joules
+from experiments.outcomes import Outcomes
+from experiments.plans import plan
+from experiments.scale import Power
+from experiments.stats import Estimate
+from tests.experiments import made_up
+
+
+def made(experiment, place, runs, size=None):
+    """The section of an experiment of which ``runs`` are there: by label, what ``made_up.write`` is told."""
+    size = size or made_up.scale()
+    planned = plan(experiment, size)
+    for run in planned:
+        if run.label in runs:
+            made_up.write(run, place, **runs[run.label])
+    page = report.make(size, {experiment: planned}, place, {})
+    return page, page.sections[0]
+
+
+TWO = {
+    "fedavg": {"accuracies": [0.1, 0.5, 0.5, 0.5], "seconds": 2.0},
+    "fedel": {"accuracies": [0.1, 0.5, 0.6, 0.6], "seconds": 1.0},
+}
+
+
+def test_table1_has_what_was_reached_and_when(tmp_path):
+    _, section = made("table1", tmp_path, TWO)
+    fedavg, fedel = section.tables[0].rows
+    assert (Estimate(50.0, 0.0, 2), 56.13) == (fedavg["final %"], fedavg["paper"])
+    assert (60.0, 60.0, 56.51, 1.87) == (
+        fedel["final %"].mean,
+        fedel["best %"].mean,
+        fedel["paper"],
+        fedel["paper's"],
+    )
+    assert pytest.approx(2.0) == fedel["speed-up"].mean
+    assert pytest.approx(4 / 60) == fedel["min"].mean
+    assert pytest.approx(8 / 60) == fedel["min, whole step"].mean
+    # Medians of three: 10, 30, 50, 60; FedAvg ends at 50, which is the third test of both.
+    assert pytest.approx(3 / 60) == fedel["min to target"].mean
+    assert pytest.approx(6 / 60) == fedavg["min to target"].mean
+
+
+def test_claims_hold_do_not_hold_or_wait_for_runs(tmp_path):
+    _, section = made("table1", tmp_path, TWO)
+    words = {verdict.claim.partition(": ")[2]: verdict.word for verdict in section.verdicts}
+    assert "holds" == words["FedEL ends no more than 1 point below FedAvg"]
+    assert "holds" == words["FedEL takes at least 1.8 times less time than FedAvg"]
+    assert "not known yet" == words["no baseline reaches FedAvg's final metric sooner than FedEL"]
+    assert 12 == len(section.missing)
+    assert "cifar10 heterofl, seed 2" in section.missing
+
+
+def test_a_baseline_that_is_sooner_refutes_the_claim(tmp_path):
+    sooner = {"timelyfl": {"accuracies": [0.6, 0.6, 0.6, 0.6], "seconds": 1.0}}
+    _, section = made("table1", tmp_path, {**TWO, **sooner})
+    (verdict,) = [v for v in section.verdicts if "sooner" in v.claim]
+    assert verdict.holds is False
+    assert "timelyfl" in verdict.numbers
+
+
+def test_perplexity_is_better_when_lower(tmp_path):
+    task = scale.Task("words", made_up.JOB, metric="perplexity")
+    runs = {
+        "fedavg": {"accuracies": [0.1] * 4, "losses": [3.0, 2.0, 2.0, 2.0], "seconds": 4.0},
+        "fedel": {"accuracies": [0.1] * 4, "losses": [3.0, 1.0, 1.0, 1.0], "seconds": 1.0},
+    }
+    _, section = made("table1", tmp_path, runs, made_up.scale(tasks={"text": task}))
+    fedel = section.tables[0].rows[1]
+    assert pytest.approx(2.71828, rel=1e-5) == fedel["final"].mean == fedel["best"].mean
+    assert section.verdicts[0].holds
+    assert "63.21" == section.verdicts[0].numbers  # percent below e**2
+
+
+def test_deviation_is_that_of_the_slowest_client(tmp_path):
+    """T_th of a round is 1 s; the Xavier takes 1.05 s of it, the Orin half."""
+    runs = {
+        "fedavg": {"accuracies": [0.1], "seconds": 2.0},
+        "fedel": {"accuracies": [0.1, 0.1], "seconds": 1.05},
+        "fedel, whole step": {"accuracies": [0.1], "seconds": 1.5},
+    }
+    _, section = made("deviation", tmp_path, runs)
+    backward, whole = section.tables[0].rows
+    assert pytest.approx(5.0) == backward["round %"].mean
+    assert pytest.approx(100 * (0.05 - 0.475) / 2) == backward["a client %"].mean
+    assert pytest.approx(2.0) == backward["FedAvg's round / T_th"]
+    assert pytest.approx(50.0) == whole["round %"].mean
+    assert section.verdicts[0].holds  # the paper's is 6.1 %
+
+
+def test_rollback_compares_o1_seed_by_seed(tmp_path):
+    runs = {"rollback": {"accuracies": [0.1], "o1": 6.0}, "no-rollback": {"accuracies": [0.1], "o1": 8.0}}
+    _, section = made("rollback", tmp_path, runs)
+    assert [6.0, 8.0] == [row["O1 mean"].mean for row in section.tables[0].rows]
+    assert (True, "smaller by 2.00 ± 0.00") == (section.verdicts[0].holds, section.verdicts[0].numbers)
+
+
+def test_a_smaller_budget_is_compared_at_equal_time(tmp_path):
+    """All stop when the shortest ends, after 4 s: the full budget has done two of its rounds by then."""
+    runs = {
+        "fedavg": TWO["fedavg"],
+        "T_th x 0.5": {"accuracies": [0.1, 0.2, 0.3, 0.4], "seconds": 1.0},
+        "T_th x 0.75": {"accuracies": [0.1, 0.4, 0.5, 0.6], "seconds": 1.5},
+        "T_th x 1": {"accuracies": [0.5, 0.7, 0.8, 0.9], "seconds": 2.0},
+    }
+    _, section = made("budget", tmp_path, runs)
+    assert [30.0, 25.0, 60.0] == [round(row["at equal time"].mean, 6) for row in section.tables[1].rows]
+    assert section.verdicts[0].holds is False
+
+
+def test_energy_is_watts_times_seconds(tmp_path):
+    """A round lasts 2 s by the whole step: the Orin trains for 1 s of it and waits 1 s, the Xavier trains."""
+    size = made_up.scale()
+    runs = plan("window", size)[:1]
+    made_up.write(runs[0], tmp_path, [0.1, 0.1], seconds=1.0)
+    (outcome,) = Outcomes(size, runs, tmp_path).found
+    power = {"orin": Power(20, 5), "xavier": Power(10, 5)}
+    assert pytest.approx(2 * (20 * 1 + 5 * 1 + 10 * 2)) == joules(outcome, power)
+
+
+def test_statistics_pair_the_seeds(tmp_path):
+    _, section = made("statistics", tmp_path, TWO)
+    (row,) = section.tables[0].rows
+    assert ("fedavg", 2, 10.0) == (row["FedEL against"], row["pairs"], round(row["mean difference"], 6))
+
+
+@pytest.mark.parametrize("experiment", ["window", "beta", "selection", "devices", "composition"])
+def test_experiments_of_which_little_is_there_are_shown(experiment, tmp_path):
+    labels = [run.label for run in plan(experiment, made_up.scale())]
+    _, section = made(experiment, tmp_path, {labels[0]: {"accuracies": [0.1, 0.2]}})
+    assert section.tables
+    assert section.missing
+
+
+def test_the_page_and_its_twin_hold_the_numbers(tmp_path):
+    page, _ = made("table1", tmp_path / "runs", TWO)
+    written = report.write(page, tmp_path / "out", tmp_path / "docs" / "results.md")
+    html, twin = written[0].read_text(), (tmp_path / "docs" / "results.md").read_text()
+    for text in (html, twin):
+        assert "60.0 ± 0.0" in text
+        assert "does not hold" not in text.split("ordering")[0]
+        assert "heterofl, seed 2" in text
+        assert "Nothing was trained for this." in text
+    assert "<svg" in html
+    assert "num_steps = 10" in html  # the configuration of each run
+    assert (tmp_path / "docs" / "img" / "results" / "table1-cifar10.svg").exists()
+    assert "img/results/table1-cifar10.svg" in twin
+    figures = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert 60.0 == figures["sections"][0]["tables"][0]["rows"][1]["final %"]["mean"]
+
+
+def test_with_nothing_done_everything_is_missing(tmp_path):
+    page, section = made("window", tmp_path, {})
+    report.write(page, tmp_path)
+    assert 6 == len(section.missing)
+    assert "0 of 6 runs are done" in (tmp_path / "results.md").read_text()
