@@ -56,8 +56,9 @@ class Words:
         return cls((*SPECIAL, *ranked[: size - len(SPECIAL)]))
 
     @classmethod
-    def load(cls, path: Path) -> Words:
-        pieces = tuple(path.read_text(encoding="utf-8").split("\n")[:-1])
+    def load(cls, path: Path, size: int = 30_000) -> Words:
+        """The first ``size`` of a file that ``save`` wrote, the special tokens with them."""
+        pieces = tuple(path.read_text(encoding="utf-8").split("\n")[:-1][:size])
         if pieces[: len(SPECIAL)] != SPECIAL:
             raise DataError(
                 f"{path}: does not begin with {' '.join(SPECIAL)}; delete it, it will be built again"
@@ -111,7 +112,7 @@ def user_text(
     """A directory of one ``.txt`` a user, or a ``.jsonl`` / ``.tsv`` of author and text.
 
     Users with fewer than 20 words are dropped. The last ``test_share`` of the blocks of every user with ten
-    or more is the test set. The vocabulary is read from ``vocabulary.txt`` beside the text if it is there.
+    or more is the test set. The vocabulary is the head of ``vocabulary.txt`` beside the text if it is there.
     """
     texts = {user: text for user, text in read_users(path).items() if len(text.split()) >= MIN_WORDS}
     if not texts:
@@ -121,7 +122,7 @@ def user_text(
     if tokenizer is not None:
         encoder = Pieces(Path(tokenizer).expanduser())
     elif (folder / VOCABULARY).exists():
-        encoder = Words.load(folder / VOCABULARY)
+        encoder = Words.load(folder / VOCABULARY, vocab_size)
     else:
         encoder = Words.build(texts.values(), vocab_size)
     return _blocks_dataset(name, path, texts, encoder, block_size, test_share)

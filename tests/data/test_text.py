@@ -69,6 +69,7 @@ def test_vocabulary_is_by_frequency_then_alphabet_and_survives_saving(tmp_path: 
     assert [5, UNK, 6] == words.encode("B c A")
     words.save(tmp_path / "vocabulary.txt")
     assert words == Words.load(tmp_path / "vocabulary.txt")
+    assert words.pieces[:6] == Words.load(tmp_path / "vocabulary.txt", 6).pieces
 
 
 def test_a_vocabulary_beside_the_text_is_used(tmp_path: Path) -> None:
