@@ -23,17 +23,21 @@ UNIT_BITS = 40
 WEIGHTED_BITS = 30
 """Fraction bits where weights are sample counts: sums of weight * value up to 8 billion."""
 _COUNT_BITS = 28
-_CHUNK = 1 << 17
+_CHUNK = 1 << 16
 _ROUNDER = np.float64(1.5 * 2.0**52)
-"""Added to a number below 2^51, it leaves the nearest whole number in the low bits of the sum."""
+"""Added to a number below 2^51, it leaves the nearest whole number, ties to even, in the sum's low bits."""
+_ROUNDER_BITS = int(_ROUNDER.view(np.int64))
 
 
 class ExactSum:
     """The weighted sum of one tensor's patches, and the weight each of its values got."""
 
     def __init__(self, shape: tuple[int, ...], bits: int) -> None:
-        self._total: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
-        self._bits = bits
+        # Even a single number lies in an array: what is added there may wrap around without a warning.
+        self._total: NDArray[np.int64] = np.zeros(shape or (1,), dtype=np.int64)
+        self._shape, self._bits = shape, bits
+        self._excess = 0
+        """What every sum has too much, modulo 2^64: the upper bits of the rounders in it."""
         self.bound = 0.0
         """No sum in here is larger."""
         self.whole_weight = Fraction(0)
@@ -49,7 +53,7 @@ class ExactSum:
             self._add_whole(values, scale, magnitude)
             return
         if self.part_weights is None:
-            self.part_weights = np.zeros(self._total.shape, dtype=np.int64)
+            self.part_weights = np.zeros(self._shape, dtype=np.int64)
         self._total[where] += np.rint(values * np.float64(scale)).astype(np.int64)
         self.part_weights[where] += round(weight * 2.0**_COUNT_BITS)
 
@@ -57,22 +61,36 @@ class ExactSum:
         # In chunks, so that the float64 scratch stays in the cache and never grows with the tensor.
         total, flat = self._total.reshape(-1), np.ascontiguousarray(values).reshape(-1)
         scratch = np.empty(min(_CHUNK, flat.size))
+        small = magnitude * scale < 2.0**51
         for start in range(0, flat.size, _CHUNK):
-            part = flat[start : start + _CHUNK]
-            scaled = scratch[: part.size]
-            np.multiply(part, scale, out=scaled, dtype=np.float64)
-            total[start : start + _CHUNK] += _fixed(scaled, magnitude * scale)
+            sums = total[start : start + _CHUNK]
+            scaled = scratch[: sums.size]
+            scaled[...] = flat[start : start + _CHUNK]
+            scaled *= scale
+            if small:
+                # The bits of the rounded number go in as they are; one subtraction at the end is enough.
+                scaled += _ROUNDER
+                sums += scaled.view(np.int64)
+            else:
+                sums += np.rint(scaled).astype(np.int64)
+        self._excess += _ROUNDER_BITS if small else 0
+
+    def _exact(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
+        excess: NDArray[np.int64] = np.array([self._excess % 2**64], np.uint64).view(np.int64)
+        return sums - excess
 
     def total(self) -> NDArray[np.float64]:
-        return np.multiply(self._total, 2.0**-self._bits, dtype=np.float64)
+        exact = self._exact(self._total).reshape(self._shape)
+        return np.multiply(exact, 2.0**-self._bits, dtype=np.float64)
 
     def whole_mean(self, dtype: np.dtype[Any]) -> Array:
         """``total / weight`` where every patch covered the whole tensor; in chunks, as it was added."""
-        mean = np.empty(self._total.shape, dtype)
+        mean = np.empty(self._shape, dtype)
         total, flat, weight = self._total.reshape(-1), mean.reshape(-1), float(self.whole_weight)
         for start in range(0, flat.size, _CHUNK):
             part = slice(start, start + _CHUNK)
-            np.divide(total[part], weight * 2.0**self._bits, out=flat[part], casting="same_kind")
+            exact = self._exact(total[part])
+            np.divide(exact, weight * 2.0**self._bits, out=flat[part], casting="same_kind")
         return mean
 
     def weights(self) -> NDArray[np.float64] | float:
@@ -80,16 +98,6 @@ class ExactSum:
         if self.part_weights is None:
             return float(self.whole_weight)
         return np.multiply(self.part_weights, 2.0**-_COUNT_BITS, dtype=np.float64) + float(self.whole_weight)
-
-
-def _fixed(scaled: NDArray[np.float64], magnitude: float) -> NDArray[np.int64]:
-    """The nearest whole numbers, ties to even; made in place where that is safe, which spares a pass."""
-    if magnitude >= 2.0**51:
-        return np.rint(scaled).astype(np.int64)
-    scaled += _ROUNDER
-    whole = scaled.view(np.int64)
-    whole -= _ROUNDER.view(np.int64)
-    return whole
 
 
 def fits(bound: float, more: float, bits: int) -> bool:
