@@ -59,6 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--token-file": {"type": Path, "metavar": "FILE", "help": "read the token from a file instead"},
     "--at": {"required": True, "metavar": "HOST:PORT", "help": "the coordinator's enrolment port"},
     "--coordinator": {"default": "", "metavar": "HOST:PORT", "help": "have it signed there, over mTLS"},
+    "--if-due": {"action": "store_true", "help": "only once two thirds of its time are over (for a timer)"},
     "--role": {"choices": ROLES, "default": AGENT, "help": f"what it may do (default: {AGENT})"},
     "--host": {"action": "append", "default": [], "help": "a service's name or address; may be repeated"},
     "--authority": {"type": Path, "default": Path("ca"), "metavar": "DIR", "help": "default: ca"},
@@ -161,6 +162,9 @@ def _still_good(folder: Path, name: str) -> Credentials | None:
 
 def _renew(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
+    if arguments.if_due and not load(folder).facts.renewable(utc_now()):
+        print(f"{folder}: {_sentence(load(folder).facts)}; more than a third of its time is left.")
+        return 0
     if arguments.coordinator:
         own = asyncio.run(_renew_there(arguments.coordinator, folder))
     else:
@@ -235,7 +239,7 @@ ACTIONS: tuple[tuple[Callable[[argparse.Namespace], int], str, str], ...] = (
     (_sign, "sign a device's request", "request name --role --host --days --dir --authority"),
     (_token, "print a one-time token for one certificate", "name --role --host --hours --authority"),
     (_enrol, "trade a token for a certificate, on the device", "token --token-file --at --dir"),
-    (_renew, "the next certificate, same key, same identity", "--dir --coordinator --authority"),
+    (_renew, "the next certificate, same key, same identity", "--dir --coordinator --authority --if-due"),
     (_revoke, "revoke all certificates of a name", "name --role --authority"),
     (_list, "what the authority issued and promised", "--authority --json"),
     (_show, "whose certificate a folder holds, and until when", "--dir --json"),

@@ -110,6 +110,7 @@ async def _asked(address: str, call: Awaitable[T]) -> T:
     except aio.AioRpcError as error:
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             raise ServiceError(
-                f"cannot reach {address}: {error.details()}; is the service running, and is this its address?"
+                f"cannot reach {address}: {error.details()}; is the service running, is this its address, and"
+                " does it take your certificate (--certs)?"
             ) from None
         raise ServiceError(f"{address} refused: {error.details()}") from None

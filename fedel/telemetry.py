@@ -44,7 +44,7 @@ def build_info(registry: CollectorRegistry, service: str) -> None:
 
 
 class AccessMetrics:
-    """Who was not let in; the same at every server."""
+    """Who was not let in, and until when others will talk to us; the same at every server."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.refused = Counter(
@@ -52,6 +52,11 @@ class AccessMetrics:
         )
         for reason in ACCESS_REFUSALS:
             self.refused.labels(reason)
+        self.certificate_expiry = Gauge(
+            "fedel_certificate_expiry_timestamp_seconds",
+            "Unix time at which the server's own certificate expires; 0 if it has none",
+            registry=registry,
+        )
 
 
 class CoordinatorMetrics:

@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from fedel.errors import CertificateError
 from fedel.security.certificates import Facts, facts_of_pem, utc_now
-from fedel.security.folder import Revocations
+from fedel.security.folder import Revocations, Watched
 from fedel.security.identity import RULES
 from fedel.telemetry import AccessMetrics
 
 log = logging.getLogger(__name__)
 
-RECHECK_SECONDS = 2.0
+RECHECK_SECONDS = 5.0
 """A stream whose certificate expires or is revoked meanwhile is ended within this time."""
 _STATUS = {
     "certificate": grpc.StatusCode.UNAUTHENTICATED,
@@ -43,8 +43,11 @@ _MAKE = {
 class Gatekeeper:
     """Ends calls that are not let in: with a status, a line in the log, and a count."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, own: Watched | None) -> None:
         self._metrics = AccessMetrics(registry)
+        if own is not None:
+            expiry = self._metrics.certificate_expiry
+            expiry.set_function(lambda: own.current().facts.not_after.timestamp())
 
     async def refuse(self, context: Any, reason: str, message: str, **about: Any) -> None:
         self._metrics.refused.labels(reason).inc()

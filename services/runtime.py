@@ -32,8 +32,8 @@ class Server:
 
     def __init__(self, service_names: Sequence[str], tls: Tls, registry: CollectorRegistry) -> None:
         self._tls = tls
-        self.keeper = Gatekeeper(registry)
         self._watched = Watched(tls.folder) if tls.secure else None
+        self.keeper = Gatekeeper(registry, self._watched)
         guards = [Guard(self.keeper, Revocations(tls.crl_path, self._watched))] if self._watched else []
         self.grpc = aio.server(interceptors=guards, options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()

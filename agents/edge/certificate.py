@@ -36,9 +36,12 @@ def named(config: AgentConfig, own: Credentials | None) -> AgentConfig:
 
 async def keep_fresh(dialer: Dialer, coordinator: str, redial: Callable[[], None]) -> None:
     """Renew the certificate when two thirds of its time are over, and redial whenever there is a new one."""
-    shown = dialer.credentials
+    shown, next_try = dialer.credentials, utc_now()
     while (own := dialer.credentials) is not None:
-        if own.facts.renewable(utc_now()):
+        now = utc_now()
+        if own.facts.renewable(now) and now >= next_try:
+            # Ten tries and more before it expires, but not a line in the log every minute.
+            next_try = now + (own.facts.not_after - now) / 10
             await _renew(dialer, coordinator)
         if dialer.credentials is not shown:
             shown = dialer.credentials

@@ -57,8 +57,8 @@ async def serving(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregat
         aggregator = Aggregator(config, AggregatorMetrics(registry))
         server.grpc.add_generic_rpc_handlers((_uploads_without_copies(aggregator),))
         aggregator_pb2_grpc.add_AggregatorServiceServicer_to_server(aggregator, server.grpc)
-        port = await server.start(config.listen)
         try:
+            port = await server.start(config.listen)
             await in_thread(aggregator.load)
             await server.set_ready(True)
             address = f"{config.listen.rpartition(':')[0]}:{port}"

@@ -80,20 +80,23 @@ async def enrolling(config: EnrolmentConfig, tls: Tls, server: Server) -> AsyncI
     other = aio.server(options=SERVER_OPTIONS)
     add_EnrolmentServiceServicer_to_server(servicer, other)
     try:
-        port = other.add_secure_port(
-            config.listen, server_credentials(Watched(tls.folder), client_certificates=False)
-        )
-    except RuntimeError:
-        raise ServiceError(f"cannot listen on {config.listen}: is another process using the port?") from None
-    await other.start()
-    address = f"{config.listen.rpartition(':')[0]}:{port}"
-    if config.port_file is not None:
-        await asyncio.to_thread(write_address, config.port_file, address)
-    log.info("devices enrol on %s", address)
-    try:
+        address = f"{config.listen.rpartition(':')[0]}:{await _listen(other, config.listen, tls)}"
+        if config.port_file is not None:
+            await asyncio.to_thread(write_address, config.port_file, address)
+        log.info("devices enrol on %s", address)
         yield
     finally:
         await other.stop(GRACE_SECONDS)
+
+
+async def _listen(server: aio.Server, address: str, tls: Tls) -> int:
+    credentials = server_credentials(Watched(tls.folder), client_certificates=False)
+    try:
+        port: int = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        raise ServiceError(f"cannot listen on {address}: is another process using the port?") from None
+    await server.start()
+    return port
 
 
 async def _check_request(pem: bytes, context: Any) -> None:

@@ -64,10 +64,12 @@ class Servers:
 
     async def refused(self, reason: str) -> float:
         """Calls that the coordinator did not let in."""
+        return await self.metric(f'fedel_calls_refused_total{{reason="{reason}"}}')
+
+    async def metric(self, name: str) -> float:
         async with ClientSession() as session, session.get(f"http://{self.http}/metrics") as answer:
             text = await answer.text()
-        line = f'fedel_calls_refused_total{{reason="{reason}"}} '
-        return next(float(one.removeprefix(line)) for one in text.splitlines() if one.startswith(line))
+        return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
 @asynccontextmanager

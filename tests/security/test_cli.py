@@ -25,7 +25,7 @@ def test_from_the_authority_to_a_revoked_device(capsys: pytest.CaptureFixture[st
     assert 0 == certs("request", "--dir", "device")
     assert not Path("device/cert.pem").exists()
     assert 0 == certs("sign", "device/request.pem", "jetson-1", "--dir", "device")
-    assert 0 == certs("renew", "--dir", "device")
+    assert 0 == certs("renew", "--dir", "device") == certs("renew", "--dir", "device", "--if-due")
     assert 0 == certs("token", "jetson-2")
     capsys.readouterr()
     assert 0 == certs("show", "--dir", "device", "--json")

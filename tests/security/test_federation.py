@@ -101,6 +101,20 @@ async def test_an_agent_takes_up_files_that_somebody_else_renewed(
 
 
 @asynchronous
+async def test_the_coordinator_dials_the_aggregator_with_its_new_certificate(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    operator = pki.tls("operator", "ada")
+    async with servers(tmp_path, pki) as made, AsyncExitStack() as stack:
+        for index in range(CLIENTS):
+            tls = pki.tls("agent", f"client-{index}")
+            await stack.enter_async_context(running(agent(made, tmp_path, index, tls)))
+        assert pb.RUN_PHASE_FINISHED == (await run_to_the_end(made, operator, "evening")).phase
+        pki.authority.revoke(Identity("service", "coordinator"))
+        pki.tls("service", "coordinator")
+        assert pb.RUN_PHASE_FINISHED == (await run_to_the_end(made, operator, "morning")).phase
+
+
+@asynchronous
 async def test_a_revoked_agent_is_cut_off_and_comes_back_once_it_is_enrolled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

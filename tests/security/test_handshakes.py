@@ -46,6 +46,8 @@ async def test_operators_viewers_and_services_get_in(tmp_path: Path) -> None:
                 request = health_pb2.HealthCheckRequest(service=service)
                 answer = await health_pb2_grpc.HealthStub(channel).Check(request)
                 assert health_pb2.HealthCheckResponse.SERVING == answer.status
+        expiry = load(Path(made.coordinator.config.tls.dir)).facts.not_after.timestamp()
+        assert expiry == await made.metric("fedel_certificate_expiry_timestamp_seconds")
 
 
 @pytest.mark.parametrize(
