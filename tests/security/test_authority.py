@@ -128,6 +128,13 @@ def test_a_certificate_of_another_authority_is_refused(pki: Pki, tmp_path: Path)
         load(tmp_path / "a")
 
 
+def test_two_authorities_are_trusted_while_one_replaces_the_other(pki: Pki, tmp_path: Path) -> None:
+    own = pki.authority.issue(tmp_path / "a", AGENT)
+    new = x.to_pem(Pki(tmp_path / "new").authority.ca)
+    (tmp_path / "a" / "ca.pem").write_bytes(new + own.ca)
+    assert own.facts == load(tmp_path / "a").facts
+
+
 def test_a_token_is_good_once_for_one_name(pki: Pki, tmp_path: Path) -> None:
     token = Token.parse(str(pki.authority.promise(AGENT)))
     assert (AGENT.name, x.fingerprint(pki.authority.ca)) == (token.name, token.fingerprint)
