@@ -38,14 +38,15 @@ class Server:
         self.grpc = aio.server(interceptors=guards, options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         self._service_names = [*service_names]
+        self._probed: aio.Server | None = None
         self.port = 0
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection(
             [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
         )
 
-    async def start(self, address: str) -> int:
-        """Listen on ``host:port``; port 0 takes a free one. Returns the port."""
+    async def start(self, address: str, probes: str = "") -> int:
+        """Listen on ``host:port``, and on ``probes`` if given; port 0 takes a free one. Returns the port."""
         await self.set_ready(False)
         log.log(
             logging.WARNING if self._tls.insecure_anywhere else logging.INFO, "%s", self._tls.check(address)
@@ -60,8 +61,21 @@ class Server:
             self.port = 0
         if self.port == 0:
             raise ServiceError(f"cannot listen on {address}: is another process using the port?")
+        if probes:
+            self._probed = self._prober(probes)
+            await self._probed.start()
         await self.grpc.start()
         return self.port
+
+    def _prober(self, address: str) -> aio.Server:
+        """The kubelet and container engines have no certificate to show: health alone, in plain text."""
+        server = aio.server(options=SERVER_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        try:
+            server.add_insecure_port(address)
+        except RuntimeError:
+            raise ServiceError(f"health = {address!r}: cannot listen there; choose a free port") from None
+        return server
 
     async def set_ready(self, ready: bool) -> None:
         """Readiness means: this service can take part in a round now."""
@@ -73,6 +87,8 @@ class Server:
         """Finish the calls that are under way, for a while; take no new ones."""
         await self.set_ready(False)
         await self.grpc.stop(grace)
+        if self._probed is not None:
+            await self._probed.stop(None)
 
 
 def write_address(path: Path, address: str) -> None:

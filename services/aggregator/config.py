@@ -32,6 +32,8 @@ class AggregatorConfig:
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True
     """Log lines as JSON; false writes plain text."""
+    health: str = ""
+    """Address and port of gRPC health alone, in plain text, for probes without a certificate; empty: none."""
     tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ async def serving(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregat
         server.grpc.add_generic_rpc_handlers((_uploads_without_copies(aggregator),))
         aggregator_pb2_grpc.add_AggregatorServiceServicer_to_server(aggregator, server.grpc)
         try:
-            port = await server.start(config.listen)
+            port = await server.start(config.listen, config.health)
             await in_thread(aggregator.load)
             await server.set_ready(True)
             address = f"{config.listen.rpartition(':')[0]}:{port}"

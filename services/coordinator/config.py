@@ -60,6 +60,8 @@ class CoordinatorConfig:
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True
     """Log lines as JSON; false writes plain text."""
+    health: str = ""
+    """Address and port of gRPC health alone, in plain text, for probes without a certificate; empty: none."""
     tls: Tls = field(default_factory=Tls)
     enrolment: EnrolmentConfig = field(default_factory=EnrolmentConfig)
 

@@ -43,7 +43,7 @@ async def serving(
     try:
         await coordinator.start()
         async with enrolling(config.enrolment, config.tls, server):
-            port = await server.start(config.listen)
+            port = await server.start(config.listen, config.health)
             await server.set_ready(True)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
             if config.port_file is not None:

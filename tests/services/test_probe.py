@@ -1,0 +1,67 @@
+"""Probes ask without a certificate, and hear nothing but health."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fedel.errors import ServiceError
+from fedel.security.authority import Authority
+from fedel.security.identity import SERVICE, Identity
+from fedel.security.tls import Tls
+from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc
+from services import probe
+from services.aggregator.config import AggregatorConfig
+from services.aggregator.server import serving
+
+
+@pytest.fixture
+def free() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, free: str) -> AggregatorConfig:
+    authority = Authority.create(tmp_path / "ca")
+    authority.issue(tmp_path / "certs", Identity(SERVICE, "aggregator"), ["localhost"])
+    return AggregatorConfig(
+        listen="127.0.0.1:0", data_dir=tmp_path / "data", health=free, tls=Tls(dir=str(tmp_path / "certs"))
+    )
+
+
+def test_a_service_behind_tls_is_ready_while_it_runs(settings: AggregatorConfig, capsys) -> None:
+    async def asked() -> tuple[int, bool]:
+        async with serving(settings) as (address, _):
+            return await asyncio.to_thread(probe.main, [settings.health]), await asyncio.to_thread(
+                probe.ready, address
+            )
+
+    assert (0, False) == asyncio.run(asked())
+    assert 1 == probe.main([settings.health])
+    assert f"no service is ready at {settings.health}" in capsys.readouterr().err
+
+
+def test_nothing_else_is_answered_there(settings: AggregatorConfig) -> None:
+    async def asked() -> grpc.StatusCode:
+        async with serving(settings), grpc.aio.insecure_channel(settings.health) as channel:
+            stub = aggregator_pb2_grpc.AggregatorServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.SealRound(aggregator_pb2.SealRoundRequest(run="x"))
+            return refused.value.code()
+
+    assert grpc.StatusCode.UNIMPLEMENTED == asyncio.run(asked())
+
+
+def test_a_port_in_use_is_told(settings: AggregatorConfig) -> None:
+    async def start() -> None:
+        async with serving(settings):
+            pass
+
+    host, _, port = settings.health.rpartition(":")
+    with socket.create_server((host, int(port))), pytest.raises(ServiceError, match="health = "):
+        asyncio.run(start())
