@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from agents.edge.agent import Agent
 from agents.edge.config import AgentConfig
+from agents.edge.credentials import adopt
+from agents.edge.notify import Systemd, told
 from agents.edge.shown import shown
 from fedel import config as configuration
 from fedel.errors import FedelError
@@ -53,11 +55,17 @@ def run(config: AgentConfig) -> int:
 async def _run(config: AgentConfig) -> bool:
     """Returns whether a training that was given up still keeps its thread busy."""
     with shown(config.http) as metrics:
-        agent = Agent(config, metrics=metrics)
+        agent, systemd = Agent(adopt(config), metrics=metrics), Systemd()
         loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            systemd.tell(STOPPING="1")
+            agent.stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, agent.stop)
-        await agent.run()
+            loop.add_signal_handler(number, stop)
+        async with told(systemd, lambda: agent.status):
+            await agent.run()
         return agent.worker.busy
 
 

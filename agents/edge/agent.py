@@ -66,6 +66,13 @@ class Agent:
         """Finish the upload that is under way, say goodbye, and end ``run``."""
         self._stopping.set()
 
+    @property
+    def status(self) -> str:
+        """A line for whoever looks at the process."""
+        doing = "in session with" if self._in_session else "looking for"
+        done, failed = self.counts["done"], self.counts["failed"]
+        return f"{doing} {self.config.coordinator}; tasks: {done} done, {failed} failed"
+
     async def run(self) -> None:
         address = self.config.coordinator
         _log.info("%s: %s", address, self.config.tls.check(address))
