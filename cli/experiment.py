@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from experiments.pages import Report
     from experiments.plans import Run
-    from experiments.report import Report
 
 NAMES = (
     "table1",
@@ -113,6 +113,9 @@ def _summary(made: Report) -> None:
     for section in made.sections:
         for verdict in section.verdicts:
             print(f"{verdict.word}: {verdict.claim} ({verdict.numbers})")
+    for section in made.sections:
+        if section.missing:
+            print(f"{section.name}: {len(section.missing)} runs are missing: {'; '.join(section.missing)}")
 
 
 def _list(runs: list[Run], place: Path, as_json: bool) -> None:

@@ -7,6 +7,7 @@ A process of its own, in which freed memory goes back to the system at once, so 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -20,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from experiments.outcomes import Outcome
-from experiments.scale import overlaid
 from fedel.errors import ServiceError
 from simulation.store import write
 
@@ -41,8 +41,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Used:
-    """A step of a device type, and in how many of its rounds it was taken."""
+    """A step of a method on a device type, and in how many of its rounds it was taken."""
 
+    method: str
     device: str
     step: Step
     rounds: int
@@ -57,28 +58,24 @@ def used_steps(outcome: Outcome) -> list[Used]:
             step = Step(tuple(entry["window"] or ()), tuple(entry["selected"]))
             counts.setdefault(entry["device_type"], Counter())[step] += 1
     return [
-        Used(device, step, rounds)
+        Used(outcome.plan.label, device, step, rounds)
         for device, steps in sorted(counts.items())
         for step, rounds in steps.most_common(MOST_USED)
     ]
 
 
-def measured(outcome: Outcome, over: Mapping[str, Any]) -> list[Used]:
-    """The steps of a run with their peaks; measured once, and kept beside the run.
+def measured(used: Sequence[Used], job: Mapping[str, Any], folder: Path) -> list[Used]:
+    """The steps with their peaks, all of them measured in one process; once, and then kept in ``folder``.
 
-    ``over`` is laid over the run's job: a model too large to be trained here may still be measured here.
+    ``job`` is a simulation's: its model, data and local work count. It may be larger than one that was run.
     """
-    used, kept = used_steps(outcome), outcome.report.path / "memory.json"
-    question = {
-        "job": overlaid(outcome.plan.table, over),
-        "steps": [asdict(step) for step in dict.fromkeys(u.step for u in used)],
-    }
-    asked = json.loads(json.dumps(question))
-    answer = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    if answer.get("asked") != asked:
-        answer = {"asked": asked, "peaks": _ask(question)}
-        write(kept, json.dumps(answer).encode())
-    peaks = dict(zip(dict.fromkeys(u.step for u in used), answer["peaks"], strict=True))
+    steps = list(dict.fromkeys(u.step for u in used))
+    workload = {key: job[key] for key in ("workload", "work", "seed")}
+    question = json.dumps({"job": workload, "steps": [asdict(step) for step in steps]})
+    kept = folder / f"memory-{hashlib.sha256(question.encode()).hexdigest()[:8]}.json"
+    if not kept.exists():
+        write(kept, json.dumps(_ask(question)).encode())
+    peaks = dict(zip(steps, json.loads(kept.read_text(encoding="utf-8")), strict=True))
     return [replace(u, peak_bytes=peaks[u.step]) for u in used]
 
 
@@ -86,10 +83,10 @@ def mean_peak(used: Sequence[Used]) -> float:
     return sum(u.rounds * u.peak_bytes for u in used) / sum(u.rounds for u in used)
 
 
-def _ask(question: Mapping[str, Any]) -> list[int]:
+def _ask(question: str) -> list[int]:
     done = subprocess.run(
         [sys.executable, "-m", "experiments.memory"],
-        input=json.dumps(question),
+        input=question,
         capture_output=True,
         text=True,
         check=False,
@@ -117,6 +114,7 @@ def main() -> None:
     data = make_data(run)
     model = fresh_model(run, data)
     spec, start = model.spec, model.tensors()
+    weights = sum(values.nbytes for values in start.values())
     rows = np.arange(min(len(data.train), 2 * run.work.batch_size))
     trainer = TorchTrainer(model, data, rows, TimingProfile("", "", 0, (), ()))
 
@@ -125,11 +123,11 @@ def main() -> None:
         work = replace(run.work, num_steps=NUM_STEPS)
         exits = spec.exits_for(end, front)
         training = Training(work, NUM_STEPS, 0, frozenset(selected), exits, end)
-        return trainer.train(start, training).peak_memory_bytes
+        before = _resident_bytes()
+        return trainer.train(start, training).peak_memory_bytes - before + weights
 
     peak_bytes((), [t.name for t in spec.weights])  # libraries load and compile what they need
-    without = _resident_bytes() - sum(values.nbytes for values in start.values())
-    print(json.dumps([peak_bytes(**step) - without for step in question["steps"]]))
+    print(json.dumps([peak_bytes(**step) for step in question["steps"]]))
 
 
 def _resident_bytes() -> int:

@@ -143,8 +143,11 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
 
 
 def distinct(runs: Iterable[Run]) -> list[Run]:
-    """Each run once, however many experiments need it; those with the first seed first."""
-    return sorted({run.name: run for run in runs}.values(), key=lambda run: run.seed)
+    """Each run once, by the label that it has in the first experiment; those with the first seed first."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        found.setdefault(run.name, run)
+    return sorted(found.values(), key=lambda run: run.seed)
 
 
 def _effective(

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from experiments import runner
+from experiments import pages, runner
 from experiments.analyses import ablations, behaviour, deviation, resources, statistics, table1
 from experiments.outcomes import Outcomes
+from experiments.pages import Report
 from experiments.plans import EXPERIMENTS, Run, distinct
 from experiments.scale import Scale
-from experiments.sections import Section, Table
+from experiments.sections import Section
 from fedel import config
+from fedel.errors import FedelError
 from simulation.store import write as write_file
 
 PAPER = Path(__file__).with_name("paper.toml")
@@ -36,20 +36,6 @@ ANALYSES: Mapping[str, Callable[[Section, Outcomes, Mapping[str, Any]], None]] =
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    scale: Scale
-    sections: Sequence[Section]
-    runs: Sequence[Run]
-    states: Mapping[str, str]
-    """By the name of the run."""
-    failed: Mapping[str, str]
-
-    @property
-    def num_done(self) -> int:
-        return sum(state == runner.DONE for state in self.states.values())
-
-
 def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed: Mapping[str, str]) -> Report:
     """Analyse everything that is there."""
     paper = config.read(PAPER)
@@ -59,7 +45,10 @@ def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed:
         outcomes = Outcomes(scale, runs, place)
         section.missing += [f"{run.task} {run.label}, seed {run.seed}" for run in outcomes.missing]
         if outcomes.found:
-            ANALYSES[name](section, outcomes, paper.get(name, {}))
+            try:
+                ANALYSES[name](section, outcomes, paper.get(name, {}))
+            except FedelError as error:
+                section.notes.append(f"Not all of this could be analysed: {error}")
         sections.append(section)
     runs = distinct(run for planned in wanted.values() for run in planned)
     return Report(scale, sections, runs, {run.name: runner.state(run, place) for run in runs}, failed)
@@ -68,14 +57,14 @@ def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed:
 def write(report: Report, out: Path, markdown: Path | None = None) -> list[Path]:
     """Write page, Markdown and figures as JSON into ``out``; if asked, the Markdown elsewhere too."""
     page, data = out / "report.html", out / "results.json"
-    write_file(page, _html(report).encode())
+    write_file(page, pages.page(report).encode())
     write_file(data, (json.dumps(as_json(report), indent=1) + "\n").encode())
     texts = [out / "results.md", *([markdown] if markdown else [])]
     for text in texts:
         pictures = text.parent / "img" / text.stem
         for picture in (p for section in report.sections for p in section.pictures):
             write_file(pictures / f"{picture.name}.svg", picture.svg.encode())
-        write_file(text, _markdown(report, f"img/{text.stem}").encode())
+        write_file(text, pages.markdown(report, f"img/{text.stem}").encode())
     return [page, data, *texts]
 
 
@@ -92,111 +81,3 @@ def as_json(report: Report) -> dict[str, Any]:
     found = {"scale": report.scale.name, "sections": sections, "runs": runs, "failed": dict(report.failed)}
     made: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)
     return made
-
-
-def _headline(report: Report) -> list[str]:
-    done = f"{report.num_done} of {len(report.runs)} runs are done."
-    return [
-        report.scale.note,
-        done + ("" if report.num_done == len(report.runs) else " What is missing is named."),
-    ]
-
-
-def _html(report: Report) -> str:
-    style = files("fedel.report").joinpath("report.css").read_text(encoding="utf-8")
-    title = f"FedEL beside the paper, scale {report.scale.name}"
-    parts = [f"<h1>{title}</h1>", *(f"<p>{html.escape(line)}</p>" for line in _headline(report))]
-    for section in report.sections:
-        parts.append(f"<h2 id={section.name}>{html.escape(section.title)}</h2>")
-        parts += [f"<p class=note>{html.escape(note)}</p>" for note in section.notes]
-        if section.verdicts:
-            heads, rows = _verdicts(section)
-            parts.append(_html_table(heads, rows))
-        for table in section.tables:
-            parts.append(f"<h3>{html.escape(table.title)}</h3>")
-            parts.append(_html_table(list(table.columns), table.cells()))
-            parts.append(f"<p class=note>{html.escape(table.note)}</p>" if table.note else "")
-        parts += [
-            f"<figure>{picture.svg}</figure><p class=note>{html.escape(picture.caption)}</p>"
-            for picture in section.pictures
-        ]
-        if section.missing:
-            parts.append(f"<p><b>Missing:</b> {html.escape('; '.join(section.missing))}</p>")
-    parts += [
-        f"<p><b>Failed:</b> {html.escape(name)}: {html.escape(why)}</p>" for name, why in report.failed.items()
-    ]
-    parts.append("<h2>Runs</h2>")
-    parts += [
-        f"<details><summary>{html.escape(run.name)}, seed {run.seed}: {report.states[run.name]}</summary>"
-        f"<pre>{html.escape(config.write(run.table))}</pre></details>"
-        for run in report.runs
-    ]
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>{title}</title><style>{style}details {{ margin: .2rem 0; }}</style>{''.join(parts)}</html>"
-    )
-
-
-def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heads)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def _verdicts(section: Section) -> tuple[list[str], list[list[str]]]:
-    return ["claim", "verdict", "numbers"], [[v.claim, v.word, v.numbers] for v in section.verdicts]
-
-
-def _markdown(report: Report, pictures: str) -> str:
-    lines = [f"# FedEL beside the paper, scale `{report.scale.name}`", ""]
-    lines += [
-        "Made by `fedel experiment`; how to make it again: [experiments.md](experiments.md).",
-        "",
-        *(f"{line}\n" for line in _headline(report)),
-    ]
-    for section in report.sections:
-        lines += [f"## {section.title}", "", *(f"{note}\n" for note in section.notes)]
-        if section.verdicts:
-            lines += [*_markdown_table(*_verdicts(section)), ""]
-        for table in section.tables:
-            lines += [f"**{table.title}**", "", *_table_lines(table), ""]
-            lines += [f"{table.note}\n"] if table.note else []
-        lines += [f"![{p.caption}]({pictures}/{p.name}.svg)\n" for p in section.pictures]
-        lines += [f"Missing: {'; '.join(section.missing)}.\n"] if section.missing else []
-    lines += [f"Failed: `{name}`: {why}\n" for name, why in report.failed.items()]
-    lines += [
-        "## Runs",
-        "",
-        *_markdown_table(["task", "method", "seeds", "rounds", "hashes"], _run_rows(report)),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _run_rows(report: Report) -> list[list[str]]:
-    """Runs that differ in their seed alone share a row."""
-    rows: dict[tuple[str, str], list[Run]] = {}
-    for run in report.runs:
-        rows.setdefault((run.task, run.label), []).append(run)
-    return [
-        [
-            task,
-            label,
-            ", ".join(str(run.seed) for run in runs),
-            str(runs[0].num_rounds),
-            ", ".join(run.name.rpartition("-")[2] for run in runs),
-        ]
-        for (task, label), runs in rows.items()
-    ]
-
-
-def _table_lines(table: Table) -> list[str]:
-    return _markdown_table(list(table.columns), table.cells())
-
-
-def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
-        *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
-    ]

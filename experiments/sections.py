@@ -63,7 +63,7 @@ def shown(value: Any, digits: int = 1) -> str:
     >>> shown(Estimate(56.13, 1.25, 3)), shown(None), shown(2.0, 2), shown("fedel"), shown(float("inf"))
     ('56.1 ± 1.2', '-', '2.00', 'fedel', 'never')
     """
-    if value is None:
+    if value is None or value != value:  # not a number
         return "-"
     if isinstance(value, Estimate):
         half = "" if value.half is None else f" ± {value.half:.{digits}f}"

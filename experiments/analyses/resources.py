@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
 from experiments import memory, pictures
 from experiments.outcomes import Outcome, Outcomes, mean
-from experiments.scale import Power
+from experiments.scale import Power, overlaid
 from experiments.sections import Picture, Row, Section, Table, Verdict, shown
 from experiments.stats import Estimate
 from fedel.errors import ConfigError
@@ -33,31 +34,27 @@ def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> N
 
 
 def _memory(section: Section, outcomes: Outcomes, task: str, paper: Mapping[str, Any]) -> None:
+    found = [o for label in MEASURED if (o := outcomes.first(task, label)) is not None]
+    job = overlaid(found[0].plan.table, outcomes.scale.tasks[task].memory) if found else {}
+    steps = [used for outcome in found for used in memory.used_steps(outcome)]
+    used = memory.measured(steps, job, found[0].report.path.parent) if steps else []
+    fedavg = [u for u in used if u.method == "fedavg"]
+    whole = memory.mean_peak(fedavg) if fedavg else math.nan
     rows: list[Row] = []
-    whole, lowest = None, None
-    for label in MEASURED:
-        outcome = outcomes.first(task, label)
-        if outcome is None:
-            continue
-        used = memory.measured(outcome, outcomes.scale.tasks[task].memory)
-        whole = memory.mean_peak(used) if label == "fedavg" else whole
-        for device in dict.fromkeys(u.device for u in used):
-            steps = [u for u in used if u.device == device]
-            peak = memory.mean_peak(steps)
-            saved = None if whole is None else 100 * (1 - peak / whole)
-            least = None if whole is None else 100 * (1 - min(u.peak_bytes for u in steps) / whole)
-            if label == "fedel" and least is not None:
-                lowest = max(lowest or least, least)
-            rows.append(
-                {
-                    "method": label,
-                    "device": device,
-                    "MB": peak / 1e6,
-                    "largest MB": max(u.peak_bytes for u in steps) / 1e6,
-                    "less than FedAvg %": saved,
-                    "at most %": least,
-                }
-            )
+    for method, device in dict.fromkeys((u.method, u.device) for u in used):
+        peaks = [u for u in used if (u.method, u.device) == (method, device)]
+        rows.append(
+            {
+                "method": method,
+                "device": device,
+                "MB": memory.mean_peak(peaks) / 1e6,
+                "largest MB": max(u.peak_bytes for u in peaks) / 1e6,
+                "less than FedAvg %": 100 * (1 - memory.mean_peak(peaks) / whole),
+                "at most %": 100 * (1 - min(u.peak_bytes for u in peaks) / whole),
+            }
+        )
+    saved = [row["at most %"] for row in rows if row["method"] == "fedel"]
+    lowest = max(saved, default=None) if fedavg else None
     title = outcomes.scale.tasks[task].title
     if rows:
         section.tables.append(Table(f"{title}: memory of a training step", dict.fromkeys(rows[0], 1), rows))
