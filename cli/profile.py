@@ -7,10 +7,9 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -19,11 +18,13 @@ from fedel.core.timing import full_step
 from fedel.data.dataset import IGNORE
 from fedel.data.load import load_data
 from fedel.errors import ConfigError
-from fedel.models.blocks import BlockModel
-from fedel.models.registry import build
 from fedel.training.profile_io import save_profile, to_json
-from fedel.training.profiler import profile
 from fedel.types import Array, LocalWork, ModelSpec, TimingProfile
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedel.models.blocks import BlockModel
 
 _EXAMPLE = """example:
   fedel profile --model vgg16 --width 0.25 --batch-size 32 --out vgg16.json
@@ -69,6 +70,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    import torch  # takes seconds, and servers have none
+
+    from fedel.training.profiler import profile
+
     if args.threads:
         torch.set_num_threads(args.threads)
     model, batch, fetch = _workload(args)
@@ -148,6 +153,10 @@ def summary_of(measured: TimingProfile) -> str:
 
 
 def _workload(args: argparse.Namespace) -> tuple[BlockModel, tuple[Array, Array], Callable[[], object] | None]:
+    import torch
+
+    from fedel.models.registry import build
+
     options = dict(map(_option, args.option))
     if args.width != 1:
         options["width"] = args.width
@@ -211,6 +220,8 @@ def _numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[float, ...]
 
 
 def _device(name: str) -> torch.device:
+    import torch
+
     try:
         device = torch.device(name)
     except RuntimeError as error:
