@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint format types test test-slow demo bench clean
+.PHONY: help setup protos lint format types test test-slow demo bench images testbed testbed-down clean
 
 help:  ## list these verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,16 @@ bench: setup  ## what is claimed about speed and memory, measured on this machin
 	$(BIN)/python -m benchmarks.aggregator_load
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.simulation_overhead
+
+images: setup  ## container images of the servers and of agents
+	PIP=$(BIN)/pip docker/images.sh
+
+testbed: setup  ## a lab in containers: servers, database, dashboards, four agents, and a job of six rounds
+	$(BIN)/fedel data get fashion-mnist
+	PIP=$(abspath $(BIN))/pip docker/testbed.sh up
+
+testbed-down:  ## end the testbed; its volumes stay
+	docker/testbed.sh down
 
 clean:  ## remove everything that was made here
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

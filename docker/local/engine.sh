@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# A Docker Engine of its own for a machine where none runs: `engine.sh up`, then `export DOCKER_HOST=...` as it says, and
+# `engine.sh down`. Needs root and dockerd; everything it keeps is below $FEDEL_ENGINE.
+set -euo pipefail
+
+HOME_DIR=${FEDEL_ENGINE:-/var/tmp/fedel-engine}
+SOCKET=$HOME_DIR/docker.sock
+
+up() {
+  command -v dockerd >/dev/null || { echo "dockerd is missing: apt-get install docker.io" >&2; exit 1; }
+  mkdir -p "$HOME_DIR"
+  # Containers talk to each other and to published ports only; in return no rule of the host's firewall is touched.
+  # Some machines let no process have as many files as the default asks for.
+  cat >"$HOME_DIR/daemon.json" <<JSON
+{
+  "data-root": "$HOME_DIR/data", "exec-root": "$HOME_DIR/exec", "pidfile": "$HOME_DIR/dockerd.pid",
+  "hosts": ["unix://$SOCKET"], "storage-driver": "overlay2", "iptables": false, "ip-masq": false,
+  "default-ulimits": {"nofile": {"Name": "nofile", "Hard": 20000, "Soft": 20000}}
+}
+JSON
+  ip -o link show type bridge | cut -d: -f2 | tr -d ' ' >"$HOME_DIR/bridges-before"
+  setsid nohup dockerd --config-file "$HOME_DIR/daemon.json" >"$HOME_DIR/dockerd.log" 2>&1 &
+  for _ in $(seq 60); do
+    docker -H "unix://$SOCKET" info >/dev/null 2>&1 && { echo "export DOCKER_HOST=unix://$SOCKET"; return; }
+    sleep 1
+  done
+  echo "dockerd did not start in 60 s; see $HOME_DIR/dockerd.log" >&2
+  exit 1
+}
+
+down() {
+  local pid
+  pid=$(cat "$HOME_DIR/dockerd.pid" 2>/dev/null) || { echo "no engine of $HOME_DIR runs"; return; }
+  docker -H "unix://$SOCKET" ps -q | xargs -r docker -H "unix://$SOCKET" stop >/dev/null
+  kill "$pid"
+  while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
+  # The bridges that it made stay behind it.
+  for bridge in $(ip -o link show type bridge | cut -d: -f2 | tr -d ' '); do
+    grep -qx "$bridge" "$HOME_DIR/bridges-before" || ip link delete "$bridge"
+  done
+  echo "stopped; images and volumes stay in $HOME_DIR/data"
+}
+
+case ${1:-} in
+up | down) "$1" ;;
+*) echo "usage: $0 up|down" >&2; exit 2 ;;
+esac

