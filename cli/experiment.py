@@ -115,7 +115,7 @@ def _summary(made: Report) -> None:
             print(f"{verdict.word}: {verdict.claim} ({verdict.numbers})")
     for section in made.sections:
         if section.missing:
-            print(f"{section.name}: {len(section.missing)} runs are missing: {'; '.join(section.missing)}")
+            print(f"{section.name}: missing are {'; '.join(section.missing)}")
 
 
 def _list(runs: list[Run], place: Path, as_json: bool) -> None:

@@ -43,7 +43,7 @@ def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed:
     for name, runs in wanted.items():
         section = Section(name, EXPERIMENTS[name].title)
         outcomes = Outcomes(scale, runs, place)
-        section.missing += [f"{run.task} {run.label}, seed {run.seed}" for run in outcomes.missing]
+        section.missing += _grouped(outcomes.missing)
         if outcomes.found:
             try:
                 ANALYSES[name](section, outcomes, paper.get(name, {}))
@@ -52,6 +52,13 @@ def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed:
         sections.append(section)
     runs = distinct(run for planned in wanted.values() for run in planned)
     return Report(scale, sections, runs, {run.name: runner.state(run, place) for run in runs}, failed)
+
+
+def _grouped(runs: Sequence[Run]) -> list[str]:
+    seeds: dict[str, list[str]] = {}
+    for run in runs:
+        seeds.setdefault(f"{run.task} {run.label}", []).append(str(run.seed))
+    return [f"{name}, seed {', '.join(numbers)}" for name, numbers in seeds.items()]
 
 
 def write(report: Report, out: Path, markdown: Path | None = None) -> list[Path]:

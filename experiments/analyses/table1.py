@@ -151,6 +151,7 @@ def _orderings(outcomes: Outcomes, task: str, paper: Paper, title: str) -> list[
     """How many pairs of methods stand in the paper's order."""
     sign = -1 if outcomes.scale.tasks[task].metric == "perplexity" else 1
     labels = [label for label in outcomes.labels(task) if task in paper.get(label, {})]
+    complete = len(labels) == len(BASELINES) + 1
     figures: dict[str, tuple[Callable[[str], float], Callable[[str], float]]] = {
         "metric": (
             lambda label: sign * _mean(final(outcomes, task, label)),
@@ -167,7 +168,7 @@ def _orderings(outcomes: Outcomes, task: str, paper: Paper, title: str) -> list[
         same = [(a, b) for a, b in pairs if (ours(a) > ours(b)) == (printed(a) > printed(b))]
         numbers = f"{len(same)} of {len(pairs)} pairs of methods in the paper's order"
         claim = f"{title}: the paper's whole ordering by {name}"
-        found.append(Verdict(claim, len(same) == len(pairs) if pairs else None, numbers))
+        found.append(Verdict(claim, len(same) == len(pairs) if complete else None, numbers))
     return found
 
 
