@@ -1,0 +1,110 @@
+"""The backup's script against an API server of few words: a snapshot of each claim, the oldest deleted."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from fedel.security.authority import Authority
+from fedel.security.identity import SERVICE, Identity
+
+SCRIPT = Path(__file__).parents[2] / "k8s/overlays/production/config/snapshot.py"
+OLD = [f"state-aggregator-0-2026010{day}-0317" for day in range(1, 4)]
+
+
+class Api(BaseHTTPRequestHandler):
+    claims = ("state-coordinator-0", "state-aggregator-0")
+    snapshots: dict[str, str]
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        (selector,) = parse_qs(address.query)["labelSelector"]
+        if address.path == "/api/v1/namespaces/fedel/persistentvolumeclaims":
+            assert "app.kubernetes.io/name in (coordinator,aggregator)" == selector
+            self.answer({"items": [{"metadata": {"name": name}} for name in self.claims]})
+        else:
+            claim = selector.removeprefix("fedel/claim=")
+            names = [name for name, of in self.snapshots.items() if of == claim]
+            self.answer({"items": [{"metadata": {"name": name}} for name in names]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert "VolumeSnapshot" == body["kind"]
+        assert body["metadata"]["labels"]["fedel/claim"] == body["spec"]["source"]["persistentVolumeClaimName"]
+        self.snapshots[body["metadata"]["name"]] = body["spec"]["source"]["persistentVolumeClaimName"]
+        self.answer(body)
+
+    def do_DELETE(self) -> None:
+        del self.snapshots[self.path.rpartition("/")[2]]
+        self.answer({})
+
+    def answer(self, body: object) -> None:
+        known = self.headers["Authorization"] == "Bearer secret"
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    authority = Authority.create(tmp_path / "ca")
+    authority.issue(tmp_path / "api", Identity(SERVICE, "api"), ["127.0.0.1"])
+    for name, text in (("token", "secret"), ("namespace", "fedel")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "ca.crt").write_bytes((tmp_path / "ca" / "ca.pem").read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def port(account: Path) -> Iterator[int]:
+    Api.snapshots = dict.fromkeys(OLD, "state-aggregator-0")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(account / "api" / "cert.pem", account / "api" / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(account: Path, port: int) -> subprocess.CompletedProcess[str]:
+    surroundings = {
+        **os.environ,
+        "ACCOUNT_DIR": str(account),
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": str(port),
+        "KEEP": "2",
+    }
+    return subprocess.run(
+        [sys.executable, SCRIPT], env=surroundings, capture_output=True, text=True, check=False
+    )
+
+
+def test_every_claim_gets_a_snapshot_and_the_newest_stay(account: Path, port: int) -> None:
+    done = run(account, port)
+    assert 0 == done.returncode, done.stderr
+    of_aggregator = sorted(name for name, claim in Api.snapshots.items() if claim == "state-aggregator-0")
+    assert 2 == len(of_aggregator)
+    assert OLD[-1] == of_aggregator[0]
+    assert 1 == sum(claim == "state-coordinator-0" for claim in Api.snapshots.values())
+
+
+def test_a_refusal_fails_the_job(account: Path, port: int) -> None:
+    (account / "token").write_text("wrong", encoding="utf-8")
+    assert 0 != run(account, port).returncode
