@@ -1,13 +1,17 @@
-"""A chunk read out of an upload's message without copying it; protobuf would copy it twice."""
+"""Chunks read out of an upload's messages without copying them, and put into a download's with one copy.
+
+Protobuf would make two of each.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedel.v1.aggregator_pb2 import PutUpdateRequest
+from fedel.v1.aggregator_pb2 import GetModelResponse, PutUpdateRequest
 
 _CHUNK_TAG = 0x12
-"""Field 2 of PutUpdateRequest: a message."""
+"""Field 2 of PutUpdateRequest and of GetModelResponse: a message."""
 _OFFSET_TAG, _DATA_TAG = 0x08, 0x12
 """Fields 1 and 2 of Chunk: a number, then bytes."""
 
@@ -61,3 +65,22 @@ def _number(message: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
+
+
+def model_piece(offset: int, data: bytes) -> bytes:
+    """A ``GetModelResponse`` with this chunk, as it is sent."""
+    start = bytes((_OFFSET_TAG, *_digits(offset), _DATA_TAG, *_digits(len(data))))
+    return b"".join((bytes((_CHUNK_TAG, *_digits(len(start) + len(data)))), start, data))
+
+
+def model_message(message: GetModelResponse | bytes) -> bytes:
+    """Any message of a download; a chunk is ready already."""
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def _digits(value: int) -> Iterator[int]:
+    """A number in protobuf's variable length."""
+    while value > 0x7F:
+        yield value & 0x7F | 0x80
+        value >>= 7
+    yield value

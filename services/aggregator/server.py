@@ -7,13 +7,14 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from fedel.errors import ServiceError
 from fedel.telemetry import AggregatorMetrics
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc
-from fedel.wire.views import upload_message
+from fedel.wire.views import model_message, upload_message
 from services.aggregator.config import AggregatorConfig
 from services.aggregator.files import write_file
 from services.aggregator.servicer import Aggregator
@@ -40,12 +41,15 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _uploads_without_copies(aggregator: Aggregator) -> grpc.GenericRpcHandler:
-    """Stands before the generated handler of PutUpdate: the same, but for how chunks are read."""
-    handler = grpc.stream_stream_rpc_method_handler(
+def _with_fewer_copies(aggregator: Aggregator) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Handlers of the bulk streams as they are generated, but for how chunks are read and made."""
+    put = grpc.stream_stream_rpc_method_handler(
         aggregator.PutUpdate, upload_message, aggregator_pb2.PutUpdateResponse.SerializeToString
     )
-    return grpc.method_handlers_generic_handler(SERVICE, {"PutUpdate": handler})
+    get = grpc.unary_stream_rpc_method_handler(
+        aggregator.GetModel, aggregator_pb2.GetModelRequest.FromString, model_message
+    )
+    return {"PutUpdate": put, "GetModel": get}
 
 
 @asynccontextmanager
@@ -55,8 +59,9 @@ async def serving(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregat
         registry = new_registry("aggregator")
         server = Server([SERVICE], config.tls, registry)
         aggregator = Aggregator(config, AggregatorMetrics(registry))
-        server.grpc.add_generic_rpc_handlers((_uploads_without_copies(aggregator),))
         aggregator_pb2_grpc.add_AggregatorServiceServicer_to_server(aggregator, server.grpc)
+        # In place of the generated ones, which go before any generic handler.
+        server.grpc.add_registered_method_handlers(SERVICE, _with_fewer_copies(aggregator))
         try:
             port = await server.start(config.listen, config.health)
             await in_thread(aggregator.load)

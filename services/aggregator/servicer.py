@@ -19,7 +19,7 @@ from fedel.telemetry import AggregatorMetrics
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1 import aggregator_pb2_grpc, model_pb2
 from fedel.wire.payload import CHUNK_BYTES
-from fedel.wire.views import UploadPiece
+from fedel.wire.views import UploadPiece, model_piece
 from services.aggregator.config import AggregatorConfig
 from services.aggregator.files import safe_name
 from services.aggregator.journal import Part
@@ -185,9 +185,10 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
             sent = 0
             pieces = list(_pieces(file, names))
             for start in range(0, len(pieces), PIECES_AT_ONCE):
-                batch = await in_thread(_read, file, pieces[start : start + PIECES_AT_ONCE])
-                await in_time(_send_pieces(context, sent, batch), self._config.idle_seconds)
-                sent += sum(map(len, batch))
+                batch = pieces[start : start + PIECES_AT_ONCE]
+                messages = await in_thread(_read, file, batch, sent)
+                await in_time(_send_pieces(context, messages), self._config.idle_seconds)
+                sent += sum(num_bytes for _, num_bytes in batch)
         self.counts["bytes_down"] += sent
         self.metrics.download_bytes.inc(sent)
 
@@ -285,17 +286,18 @@ def _entry(name: str, file: TensorFile, crc32: int) -> model_pb2.TensorManifest:
     )
 
 
-async def _send_pieces(context: Any, offset: int, pieces: Sequence[bytes]) -> None:
-    for data in pieces:
-        response = pb.GetModelResponse()
-        # Set in place: a chunk handed to the constructor would be copied.
-        response.chunk.offset, response.chunk.data = offset, data
-        await context.write(response)
-        offset += len(data)
+async def _send_pieces(context: Any, messages: Sequence[bytes]) -> None:
+    for message in messages:
+        await context.write(message)
 
 
-def _read(file: TensorFile, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
-    return [file.read(offset, num_bytes) for offset, num_bytes in pieces]
+def _read(file: TensorFile, pieces: Sequence[tuple[int, int]], position: int) -> list[bytes]:
+    """Messages with these pieces of a file; ``position`` is that of the first in what is sent."""
+    messages = []
+    for offset, num_bytes in pieces:
+        messages.append(model_piece(position, file.read(offset, num_bytes)))
+        position += num_bytes
+    return messages
 
 
 def _pieces(file: TensorFile, names: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -1,9 +1,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedel.v1.aggregator_pb2 import PutUpdateRequest, UpdateHeader
+from fedel.v1.aggregator_pb2 import GetModelResponse, ModelContent, PutUpdateRequest, UpdateHeader
 from fedel.v1.model_pb2 import Chunk
-from fedel.wire.views import UploadPiece, upload_message
+from fedel.wire.views import UploadPiece, model_message, model_piece, upload_message
 
 
 @settings(deadline=None)
@@ -43,3 +43,15 @@ def test_no_bytes_are_read_otherwise_than_protobuf_reads_them(noise):
     except Exception as error:
         actual = type(error)
     assert expected == actual
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=70_000))
+def test_a_piece_of_a_model_is_written_as_protobuf_reads_it(offset, data):
+    expected = GetModelResponse(chunk=Chunk(offset=offset, data=data))
+    assert expected == GetModelResponse.FromString(model_message(model_piece(offset, data)))
+
+
+def test_other_messages_of_a_download_are_left_to_protobuf():
+    content = GetModelResponse(content=ModelContent(version=3))
+    assert content == GetModelResponse.FromString(model_message(content))
