@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from fedel import __version__
 from fedel.errors import FedelError
 
-VERBS = ("demo", "run", "serve", "certs", "runs", "report", "simulate", "experiment", "profile", "data")
+VERBS = (
+    "demo",
+    "run",
+    "serve",
+    "preflight",
+    "certs",
+    "runs",
+    "report",
+    "simulate",
+    "experiment",
+    "profile",
+    "data",
+)
 """One module of this package a verb (or a few verbs that belong together), in the order of ``--help``."""
 
 

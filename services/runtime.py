@@ -22,6 +22,7 @@ from fedel.security.folder import Revocations, Watched, check_valid
 from fedel.security.tls import Tls
 from fedel.wire.channel import SERVER_OPTIONS, server_credentials
 from services.guard import Gatekeeper, Guard
+from services.health import Health
 
 log = logging.getLogger(__name__)
 GRACE_SECONDS = 10.0
@@ -36,7 +37,7 @@ class Server:
         self.keeper = Gatekeeper(registry, self._watched)
         guards = [Guard(self.keeper, Revocations(tls.crl_path, self._watched))] if self._watched else []
         self.grpc = aio.server(interceptors=guards, options=SERVER_OPTIONS)
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._service_names = [*service_names]
         self._probed: aio.Server | None = None
         self.port = 0

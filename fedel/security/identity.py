@@ -61,7 +61,7 @@ RULES: Mapping[str, frozenset[str]] = {
             "ControlRun": (OPERATOR,),
             "ListRuns": _READERS,
             "WatchRun": _READERS,
-            "ListAggregators": _READERS,
+            "ListAggregators": (*_READERS, AGENT),
         },
     ),
     **_calls(
