@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint format types test test-slow demo bench images testbed testbed-down clean
+.PHONY: help setup protos lint format types test test-slow demo bench bundle images testbed testbed-down clean
 
 help:  ## list these verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ bench: setup  ## what is claimed about speed and memory, measured on this machin
 	$(BIN)/python -m benchmarks.aggregator_load
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.simulation_overhead
+
+bundle: setup  ## an agent for devices without internet, in dist/; TARGET="aarch64 3.10" for a Jetson
+	systemd/bundle.sh $(TARGET)
 
 images: setup  ## container images of the servers and of agents
 	PIP=$(BIN)/pip docker/images.sh

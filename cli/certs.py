@@ -132,14 +132,18 @@ def _token(arguments: argparse.Namespace) -> int:
 
 
 def _enrol(arguments: argparse.Namespace) -> int:
-    folder = _folder(arguments)
-    token = Token.parse(_token_text(arguments))
+    enrol_in(_folder(arguments), _token_text(arguments), arguments.at)
+    return 0
+
+
+def enrol_in(folder: Path, text: str, at: str) -> None:
+    """Trade the token for a certificate in ``folder``, unless it got one there already."""
+    token = Token.parse(text)
     own = _still_good(folder, token.name)
     if own is None:
-        ca = fetch_authority(arguments.at, token.fingerprint)
-        own = asyncio.run(enrol(arguments.at, token, folder, ca))
+        ca = fetch_authority(at, token.fingerprint)
+        own = asyncio.run(enrol(at, token, folder, ca))
     print(f"{folder}: {_sentence(own.facts)}.")
-    return 0
 
 
 def _token_text(arguments: argparse.Namespace) -> str:

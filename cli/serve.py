@@ -6,6 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
+from cli.install import add_actions
 from fedel.security.tls import add_options
 
 PROCESSES = {
@@ -30,6 +31,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         )
         add_options(parser)
         parser.set_defaults(run=main, process=name)
+        if name == "agent":
+            add_actions(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:

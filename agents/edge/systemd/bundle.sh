@@ -1,0 +1,36 @@
+#!/bin/sh
+# Everything but torch that an agent needs, in one tar for devices without internet:
+#   systemd/bundle.sh                   for devices of this machine's kind
+#   systemd/bundle.sh aarch64 3.10      for a Jetson with JetPack 6
+set -eu
+cd "$(dirname "$(readlink -f "$0")")/../../.."
+
+PIP=${PIP:-.venv/bin/pip}
+here=$(python3 -c 'import platform, sys; print(platform.machine(), "%d.%d" % sys.version_info[:2])')
+machine=${1:-${here% *}} python=${2:-${here#* }}
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' fedel/__init__.py)
+name=fedel-agent-$version-$machine-py$python
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+wheels=$work/$name/wheels
+
+# Built in a copy: setuptools would leave a folder here and take stale files from it the next time.
+mkdir -p "$work/source"
+cp -r pyproject.toml README.md fedel services agents simulation experiments cli "$work/source"
+"$PIP" wheel --quiet --no-deps --wheel-dir "$wheels" "$work/source"
+if [ "$machine $python" = "$here" ]; then
+  set -- --constraint constraints.txt
+else
+  # The pins are of this machine's Python; another one gets the newest that fit it.
+  set -- --only-binary :all: --python-version "$python"
+  for glibc in 2_17 2_28 2_31 2_34 2_35; do set -- "$@" --platform "manylinux_${glibc}_$machine"; done
+  set -- "$@" --platform "manylinux2014_$machine"
+fi
+"$PIP" download --quiet --dest "$wheels" "$@" "$wheels"/fedel-*.whl pillow pip
+
+install -m 755 systemd/install.sh "$work/$name/"
+cp systemd/fedel-agent.service docs/jetson.md "$work/$name/"
+(cd "$work/$name" && find . -type f ! -name SHA256SUMS | sort | xargs sha256sum >SHA256SUMS)
+mkdir -p dist
+tar -C "$work" --sort=name --owner=0 --group=0 -cf "dist/$name.tar" "$name"
+(cd dist && sha256sum "$name.tar" | tee "$name.tar.sha256")

@@ -1,0 +1,13 @@
+#!/bin/sh
+# In an unpacked bundle, on the device: sudo ./install.sh --coordinator server.lan:7070 --token TOKEN
+# Torch must be there already, for the system's python3 or the one that PYTHON names. VENV says where FedEL goes.
+set -eu
+cd "$(dirname "$0")"
+sha256sum --check --quiet SHA256SUMS
+
+PYTHON=${PYTHON:-python3}
+VENV=${VENV:-/opt/fedel}
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv --without-pip --system-site-packages "$VENV"
+"$PYTHON" wheels/pip-*.whl/pip --python "$VENV/bin/python" install --disable-pip-version-check --quiet \
+  --no-index --find-links wheels --upgrade fedel pillow
+exec "$VENV/bin/fedel" agent install "$@"
