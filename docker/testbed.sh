@@ -6,7 +6,6 @@ cd "$(dirname "$0")"
 
 export COMPOSE_PROJECT_NAME=fedel
 export COMPOSE_PROFILES=${COMPOSE_PROFILES-dashboards,grafana}
-export FEDEL_DATA=${FEDEL_DATA:-$HOME/.cache/fedel/data}
 PUBLIC_IMAGES=(POSTGRES_IMAGE PROMETHEUS_IMAGE GRAFANA_IMAGE)
 
 if docker compose version >/dev/null 2>&1; then COMPOSE=(docker compose); else COMPOSE=(docker-compose); fi
