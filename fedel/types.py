@@ -337,7 +337,7 @@ class Job:
     width_scaler: bool = False
     """Divide activations by ``width`` while training (HeteroFL)."""
     static_norm: bool = False
-    """Batch norm by batch statistics alone; running statistics are measured after training."""
+    """Batch norm by batch statistics alone; statistics of the model as it came are sent along (HeteroFL)."""
     masked_loss: bool = False
     """Logits of classes the client does not hold are set to zero in the loss (HeteroFL)."""
     threshold: float | None = None

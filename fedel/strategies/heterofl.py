@@ -53,7 +53,7 @@ class HeteroFL:
     scaler: bool = True
     """Divide activations by the width while training, so that wide and narrow models agree."""
     static_norm: bool = True
-    """Batch norm by batch statistics alone; running statistics are measured after training."""
+    """Batch norm by batch statistics alone; the global model's own are measured before training."""
     masked_loss: bool = True
     """Leave classes that the client does not hold out of its loss and of its classifier's rows."""
     clip_norm: float = 0.0

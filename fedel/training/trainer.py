@@ -35,8 +35,8 @@ from fedel.types import (
     Window,
 )
 
-MAX_STATISTICS_BATCHES = 20
-"""Batches over which running statistics are measured after training with static batch norm."""
+MAX_STATISTICS_BATCHES = 8
+"""Batches over which the global model's statistics are measured with static batch norm."""
 
 
 class TorchTrainer:
@@ -124,6 +124,7 @@ class TorchTrainer:
         With a threshold, weights below it at the start come back as they were, to the bit.
         """
         self.model.load(model)
+        statistics = self._statistics(job) if job.static_norm else {}
         network, where = (self.model, {}) if job.width == 1 else self.model.narrow(job.width)
         network.to(self.device)
         exits = job.exits if job.distil else useful_exits(network, job.selected, job.exits)
@@ -145,11 +146,9 @@ class TorchTrainer:
                 begin = stamp(self.device)
                 loss, loss_square = self._steps(net, job, start, where)
                 seconds = seconds_between(begin, stamp(self.device))
-                if job.static_norm:
-                    self._measure_statistics(net, job)
             if job.threshold is not None:
                 _restore_small(network, net, start, job.threshold)
-            patches = _patches(net, where)
+            patches = _patches(net, where) | statistics
         return Trained(
             patches=patches,
             effective_steps=optim.effective_steps(job.num_steps, job.work, job.proximal),
@@ -210,21 +209,29 @@ class TorchTrainer:
             if t.name.endswith(".weight") and len(t.shape) > 1 and t.shape[0] < full[t.name].shape[0]
         }
 
-    def _measure_statistics(self, net: Elastic, job: Job) -> None:
-        """Running statistics as the plain average over the client's own data, by the trained weights."""
-        norms = [norm for norm in net.norms() if norm.running_mean is not None]
-        momenta = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.track_running_stats, norm.momentum = True, None
-        order = generator(job.seed, "statistics").permutation(self.indices)
-        size = min(job.work.batch_size, len(order))
-        for start in range(0, len(order) // size * size, size)[:MAX_STATISTICS_BATCHES] if norms else ():
-            x, _ = self._batch(np.resize(order[start : start + size], max(2, size)), None)
-            with torch.no_grad():
-                net.logits(x)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+    def _statistics(self, job: Job) -> dict[str, Patch]:
+        """Batch norm statistics of the model as it came, at full width, over the client's own data.
+
+        Those of a narrow model after training would not fit the mean of narrow and wide ones, which is what
+        is tested. These fit the model of the round before.
+        """
+        exits = useful_exits(self.model, job.selected, job.exits)
+        with elastic(self.model, job.selected, exits, job.end) as net:
+            norms = [norm for norm in net.norms() if norm.running_mean is not None]
+            momenta = [norm.momentum for norm in norms]
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None
+            order = generator(job.seed, "statistics").permutation(self.indices)
+            size = min(job.work.batch_size, len(order))
+            for start in range(0, len(order) // size * size, size)[:MAX_STATISTICS_BATCHES] if norms else ():
+                x, _ = self._batch(np.resize(order[start : start + size], max(2, size)), None)
+                with torch.no_grad():
+                    net.logits(x)
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+            trained = net.trained
+            return {name: patch for name, patch in _patches(net, {}).items() if name not in trained}
 
     @contextmanager
     def _own_randomness(self, seed: int) -> Iterator[None]:

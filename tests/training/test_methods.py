@@ -189,18 +189,20 @@ def test_the_scaler_divides_hidden_layers_by_the_width(
         assert scaled.loss == pytest.approx(float(F.cross_entropy(narrow(x), y)), rel=1e-5)
 
 
-def test_static_norm_sends_statistics_of_the_trained_weights_over_the_clients_data(
-    normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
+@pytest.mark.parametrize("width", [1.0, 0.5])
+def test_static_norm_sends_statistics_of_the_whole_model_as_it_came_over_the_clients_data(
+    normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile, width: float
 ) -> None:
-    job = whole(normed, work, static_norm=True)
-    trainer = trainer_of(normed, data, profile)
-    patches = trainer.train(normed.tensors(), job).patches
-    normed.load({**normed.tensors(), **{n: p.values for n, p in patches.items()}})
+    start = normed.tensors()
+    job = whole(normed, work, static_norm=True, width=width)
+    patches = trainer_of(normed, data, profile).train(start, job).patches
+    normed.load(start)
     x, _ = data.train_batch(INDICES)
     with torch.no_grad():
         activations = normed.blocks["one"].conv(torch.from_numpy(x))
-    mean = patches["blocks.one.bn.running_mean"].values
-    np.testing.assert_allclose(mean, activations.mean((0, 2, 3)), atol=1e-4)
+    mean = patches["blocks.one.bn.running_mean"]
+    assert mean.where is None
+    np.testing.assert_allclose(mean.values, activations.mean((0, 2, 3)), atol=1e-4)
     assert normed.blocks["one"].bn.momentum == 0.1
 
 
