@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -152,7 +153,8 @@ def _run(words: Sequence[str]) -> None:
     except FileNotFoundError:
         raise ServiceError(f"{words[0]} is not here: this needs a system with systemd") from None
     if done.returncode:
-        raise ServiceError(f"`{' '.join(words)}` failed: {done.stderr.strip()}; are you root?")
+        hint = "" if os.geteuid() == 0 else "; this needs root (sudo)"
+        raise ServiceError(f"`{' '.join(words)}` failed: {done.stderr.strip()}{hint}")
 
 
 def _unit(place: Place) -> str:

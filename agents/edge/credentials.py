@@ -23,7 +23,7 @@ VARIABLE = "CREDENTIALS_DIRECTORY"
 def adopt(config: AgentConfig, environment: Mapping[str, str] = os.environ) -> AgentConfig:
     """The configuration with the agent's own folder of certificates, if systemd hands over a key."""
     handed = Path(environment.get(VARIABLE, ""))
-    if not config.tls.secure or not (environment.get(VARIABLE) and (handed / KEY).exists()):
+    if not (config.tls.secure and environment.get(VARIABLE) and _has_key(handed)):
         return config
     own = kept_folder(config)
     newest = latest(handed, own)
@@ -35,6 +35,16 @@ def adopt(config: AgentConfig, environment: Mapping[str, str] = os.environ) -> A
     write(own / CA, newest.ca)
     write(own / CERT, newest.cert)
     return replace(config, tls=replace(config.tls, dir=str(own)))
+
+
+def _has_key(handed: Path) -> bool:
+    try:
+        return (handed / KEY).exists()
+    except PermissionError:
+        raise CertificateError(
+            f"{handed}: this user cannot read what systemd hands over; in a container mounts must be shared for "
+            "that: `mount --make-rshared /` before the service starts"
+        ) from None
 
 
 def kept_folder(config: AgentConfig) -> Path:

@@ -8,6 +8,7 @@ sha256sum --check --quiet SHA256SUMS
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-/opt/fedel}
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv --without-pip --system-site-packages "$VENV"
-"$PYTHON" wheels/pip-*.whl/pip --python "$VENV/bin/python" install --disable-pip-version-check --quiet \
+pip=$(echo wheels/pip-*.whl)
+"$PYTHON" "$pip/pip" --python "$VENV/bin/python" install --disable-pip-version-check --quiet \
   --no-index --find-links wheels --upgrade fedel pillow
 exec "$VENV/bin/fedel" agent install "$@"
