@@ -73,10 +73,10 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
 
 def install(arguments: argparse.Namespace) -> int:
     place = Place(arguments.root)
-    coordinator = (
-        arguments.coordinator or _known(place, "coordinator") or _ask("coordinator, host:port: ", arguments)
-    )
-    token = arguments.token or ("" if (place / CERTS / CERT).exists() else _ask("token: ", arguments))
+    coordinator = arguments.coordinator or _known(place, "coordinator") or _ask("coordinator", "its host:port")
+    token = arguments.token
+    if not token and not (place / CERTS / CERT).exists():
+        token = _ask("token", "what `fedel certs token NAME` printed at the server")
     settings = _settings(place, arguments, coordinator)
     steps = [
         place.file(UNITS / UNIT, _unit(place)),
@@ -205,13 +205,10 @@ def _known(place: Place, key: str) -> str:
     return str(configuration.read(file).get(key, "")) if file.exists() else ""
 
 
-def _ask(question: str, arguments: argparse.Namespace) -> str:
+def _ask(option: str, what: str) -> str:
     if not sys.stdin.isatty():
-        word = question.partition(",")[0].rstrip(": ")
-        if arguments.dry_run:
-            return f"{word.upper()}:0"
-        raise ConfigError(f"say --{word}: nobody can be asked here")
-    return input(question).strip()
+        raise ConfigError(f"say --{option}, {what}: nobody can be asked here")
+    return input(f"{option}, {what}: ").strip()
 
 
 def _enrol(place: Place, at: str, token: str) -> Callable[[], None]:
