@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cli import child
 from fedel import config
 from fedel.errors import ServiceError
 
@@ -134,13 +133,12 @@ class Federation:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._fleet.threads), "MALLOC_ARENA_MAX": "2"}
         with self._log(name).open("wb") as log, _uninterrupted():
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", module, "--config", str(file)],
+                child.command(module, "--config", str(file)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for us to hear, and for us to pass on
-                preexec_fn=_die_with_parent,
             )
 
     def _address(self, name: str) -> str:
@@ -196,10 +194,3 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _die_with_parent() -> None:
-    """Linux: SIGTERM this process when its parent is gone, even if that was killed."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)

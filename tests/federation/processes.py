@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cli import child
 from fedel import config
 from fedel.run import RunConfig
 from fedel.types import Tensors
@@ -39,13 +37,12 @@ class Process:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, "--config", str(file)],
+                child.command(self._module, "--config", str(file), at_the_end=signal.SIGKILL),
                 cwd=REPOSITORY,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,
             )
 
     async def address(self) -> str:
@@ -73,12 +70,6 @@ class Process:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-
-def _die_with_parent() -> None:
-    """Linux: do not outlive a test run that was killed itself."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

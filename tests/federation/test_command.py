@@ -85,21 +85,17 @@ def test_ctrl_c_while_the_federation_starts_leaves_nothing_running(directory: Pa
 
 # A command that is interrupted at the very moment at which its third process is born.
 INTERRUPTED = """
-import itertools, os, signal, sys
+import itertools, os, signal, subprocess, sys
 from cli import local, main
-births, prepare = itertools.count(1), local._die_with_parent
+births = itertools.count(1)
 
-class Cut(local.Federation):
-    def _start(self, *arguments):
-        local._die_with_parent = cut if next(births) == 3 else prepare
-        super()._start(*arguments)
+class Born(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        if next(births) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
 
-def cut():
-    prepare()
-    os.kill(os.getppid(), signal.SIGINT)
-
-from cli import run
-run.Federation = Cut
+local.subprocess.Popen = Born
 sys.exit(main.main())
 """
 
