@@ -7,8 +7,8 @@ the bytes that go there. A file that is there already has all of it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from uuid import uuid4
 
 MOST_BYTES = 1 << 30
@@ -17,26 +17,26 @@ MOST_FILES = 256
 
 
 class Spares:
-    """One folder of spare files, on the file system of those they become; all runs share it."""
+    """One folder of spare files, on the file system of those they become; all runs share it, from any thread."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._lock = folder, Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
     def take(self, path: Path) -> None:
         """Let a spare file become ``path``, whatever is in it; nothing happens if none is left."""
-        for spare in self._folder.iterdir():
-            # Another run may have been faster.
-            with suppress(FileNotFoundError):
+        with self._lock:
+            spare = next(self._folder.iterdir(), None)
+            if spare is not None:
                 spare.rename(path)
-                return
 
     def give(self, paths: Iterable[Path]) -> None:
         """Keep as many of these files as there is room for."""
-        sizes = [spare.stat().st_size for spare in self._folder.iterdir()]
-        num_files, num_bytes = len(sizes), sum(sizes)
-        for path in paths:
-            num_files, num_bytes = num_files + 1, num_bytes + path.stat().st_size
-            if num_files > MOST_FILES or num_bytes > MOST_BYTES:
-                return
-            path.rename(self._folder / uuid4().hex)
+        with self._lock:
+            sizes = [spare.stat().st_size for spare in self._folder.iterdir()]
+            num_files, num_bytes = len(sizes), sum(sizes)
+            for path in paths:
+                num_files, num_bytes = num_files + 1, num_bytes + path.stat().st_size
+                if num_files > MOST_FILES or num_bytes > MOST_BYTES:
+                    return
+                path.rename(self._folder / uuid4().hex)
