@@ -17,7 +17,7 @@ MOST_FILES = 256
 
 
 class Spares:
-    """One folder of spare files, on the file system of those they become; all runs share it, from any thread."""
+    """A folder of spare files, on the file system of those they become; every run shares it, in any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, Lock()
