@@ -252,7 +252,7 @@ def _broken(log: Path) -> dict[str, int]:
     return {
         "uploads_resumed": len(re.findall(r"upload of run \S+ broke", text)),
         "downloads_repeated": len(re.findall(r"download of run \S+ broke", text)),
-        "sessions_lost": text.count("no session with the coordinator"),
+        "failed_dials": text.count("no session with the coordinator"),
     }
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ENROL = (
+    "`fedel certs token NAME` at the server prints a token, `fedel certs enrol TOKEN --at ...` here trades it"
+)
 GOOD, BAD, SKIPPED = "good", "bad", "skipped"
 
 

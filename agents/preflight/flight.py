@@ -9,7 +9,7 @@ from agents.edge.certificate import named
 from agents.edge.config import AgentConfig
 from agents.edge.credentials import kept_folder, latest
 from agents.preflight import machine, reach
-from agents.preflight.findings import BAD, Finding, bad, good, skipped
+from agents.preflight.findings import BAD, ENROL, Finding, bad, good, skipped
 from fedel.errors import CertificateError, ConfigError
 from fedel.run import RunConfig
 from fedel.security.certificates import utc_now
@@ -75,8 +75,7 @@ def certificate(config: AgentConfig) -> tuple[Finding, Credentials | None]:
         own = latest(config.tls.folder, kept_folder(config))
         named(config, own)
     except CertificateError as error:
-        remedy = "`fedel certs token NAME` at the server prints a token, `fedel certs enrol` here trades it"
-        return bad(check, str(error), remedy), None
+        return bad(check, str(error), ENROL), None
     facts = own.facts
     left = (facts.not_after - utc_now()).total_seconds() / 86400
     due = ", about to be renewed" if facts.renewable(utc_now()) else ""

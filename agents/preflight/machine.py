@@ -111,7 +111,9 @@ def data_set(config: AgentConfig, job: RunConfig | None) -> tuple[Finding, Datas
         data = make_data(job, config.data.root)
         part = part_of(data, config.data)
     except FedelError as error:
-        remedy = f"bring it to data.root, here {root} (--root {root}), as a user whose files the agent can read"
+        remedy = (
+            f"data sets are looked for in {root} (data.root): bring it there with --root, for the agent's user"
+        )
         return bad("data set", str(error), remedy), None
     said = f"{data.name}: {len(part)} of {len(data.train)} training samples are this client's"
     return good("data set", said), data

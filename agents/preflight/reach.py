@@ -15,7 +15,7 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from agents.preflight.findings import Finding, bad, good, skipped
+from agents.preflight.findings import ENROL, Finding, bad, good, skipped
 from fedel.security.folder import Credentials
 from fedel.security.tls import host_of
 from fedel.v1 import coordinator_pb2
@@ -145,8 +145,7 @@ async def _aggregators(channel: aio.Channel) -> Sequence[str]:
 def _refused(check: str, address: str, error: aio.AioRpcError) -> Finding:
     code, details = error.code(), error.details() or ""
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        remedy = "ask the operator for a token (`fedel certs token NAME`) and enrol again"
-        return bad(check, f"{address} does not let this device in: {details}", remedy)
+        return bad(check, f"{address} does not let this device in: {details}", ENROL)
     if code is grpc.StatusCode.UNAVAILABLE:
         remedy = "is this device's certificate of the same federation, and is a gRPC server behind the port?"
         return bad(check, f"{address} hangs up: {details}", remedy)
