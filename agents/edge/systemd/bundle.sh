@@ -27,6 +27,10 @@ else
   set -- "$@" --platform "manylinux2014_$machine"
 fi
 "$PIP" download --quiet --dest "$wheels" "$@" "$wheels"/fedel-*.whl pillow pip
+while missing=$("$(dirname "$PIP")/python" systemd/missing.py "$wheels" "$machine" "$python"); [ -n "$missing" ]; do
+  # shellcheck disable=SC2086
+  "$PIP" download --quiet --dest "$wheels" --no-deps "$@" $missing
+done
 
 install -m 755 systemd/install.sh "$work/$name/"
 cp systemd/fedel-agent.service docs/jetson.md "$work/$name/"
