@@ -42,8 +42,8 @@ def _has_key(handed: Path) -> bool:
         return (handed / KEY).exists()
     except PermissionError:
         raise CertificateError(
-            f"{handed}: this user cannot read what systemd hands over; in a container mounts must be shared for "
-            "that: `mount --make-rshared /` before the service starts"
+            f"{handed}: this user cannot read what systemd hands over; in a container its mounts must be "
+            "shared for that: `mount --make-rshared /` before the service starts"
         ) from None
 
 
