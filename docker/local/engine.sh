@@ -18,7 +18,6 @@ up() {
   "default-ulimits": {"nofile": {"Name": "nofile", "Hard": 20000, "Soft": 20000}}
 }
 JSON
-  ip -o link show type bridge | cut -d: -f2 | tr -d ' ' >"$HOME_DIR/bridges-before"
   setsid nohup dockerd --config-file "$HOME_DIR/daemon.json" >"$HOME_DIR/dockerd.log" 2>&1 &
   for _ in $(seq 60); do
     docker -H "unix://$SOCKET" info >/dev/null 2>&1 && { echo "export DOCKER_HOST=unix://$SOCKET"; return; }
@@ -32,12 +31,12 @@ down() {
   local pid
   pid=$(cat "$HOME_DIR/dockerd.pid" 2>/dev/null) || { echo "no engine of $HOME_DIR runs"; return; }
   docker -H "unix://$SOCKET" ps -q | xargs -r docker -H "unix://$SOCKET" stop >/dev/null
+  local bridges
+  bridges="docker0 $(docker -H "unix://$SOCKET" network ls -q --filter driver=bridge | sed 's/^/br-/')"
   kill "$pid"
   while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
-  # The bridges that it made stay behind it.
-  for bridge in $(ip -o link show type bridge | cut -d: -f2 | tr -d ' '); do
-    grep -qx "$bridge" "$HOME_DIR/bridges-before" || ip link delete "$bridge"
-  done
+  # Its bridges stay behind it; those of others are none of its business.
+  for bridge in $bridges; do ip link delete "$bridge" 2>/dev/null || true; done
   echo "stopped; images and volumes stay in $HOME_DIR/data"
 }
 
