@@ -75,7 +75,7 @@ def round_time_by_client(runs: Sequence[Run]) -> Figure:
     grid[0][0].set_ylabel("training seconds")
     grid[0][0].set_ylim(bottom=0)  # once all are drawn: they share the axis
     if len(runs[0].clients()) <= 12:
-        grid[0][-1].legend(frameon=False, fontsize=8)
+        grid[0][-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -129,5 +129,5 @@ def bytes_by_round(runs: Sequence[Run]) -> Figure:
             )
     axes.set(xlabel="round", ylabel="megabytes, all clients", ylim=(0, None))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

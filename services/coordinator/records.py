@@ -99,7 +99,7 @@ def run_result(row: RunRow, director: Director, records: Sequence[Mapping[str, A
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "clients": _deviations(records),
-        "tensors": [tensor.name for tensor in director.spec.tensors],
+        "tensors": [tensor.name for tensor in director.spec.weights],
         "versions": {"fedel": __version__, "python": platform.python_version(), "numpy": np.__version__},
     }
 
