@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
-from fedel.telemetry import AgentMetrics, AggregatorMetrics, CoordinatorMetrics, build_info
+from fedel.telemetry import AccessMetrics, AgentMetrics, AggregatorMetrics, CoordinatorMetrics, build_info
 
 REPOSITORY = Path(__file__).parents[2]
 PROMETHEUS = REPOSITORY / "prometheus"
@@ -56,7 +56,14 @@ def recorded_in(expr: str) -> set[str]:
 def declared() -> set[str]:
     """Every name that a process can show, as Prometheus sees it."""
     names = set()
-    for declare in (CoordinatorMetrics, AggregatorMetrics, AgentMetrics, lambda r: build_info(r, "test")):
+    shown = (
+        CoordinatorMetrics,
+        AggregatorMetrics,
+        AgentMetrics,
+        AccessMetrics,
+        lambda r: build_info(r, "test"),
+    )
+    for declare in shown:
         registry = CollectorRegistry()
         declare(registry)
         names |= set(registry._names_to_collectors)
