@@ -44,6 +44,8 @@ def test_table1_has_what_was_reached_and_when(tmp_path):
     # Medians of three: 10, 30, 50, 60; FedAvg ends at 50, which is the third test of both.
     assert pytest.approx(3 / 60) == fedel["min to target"].mean
     assert pytest.approx(6 / 60) == fedavg["min to target"].mean
+    # FedEL is over after 4 s, when FedAvg has been tested twice.
+    assert [30.0, 60.0] == [fedavg["then %"].mean, fedel["then %"].mean]
 
 
 def test_claims_hold_do_not_hold_or_wait_for_runs(tmp_path):
@@ -51,6 +53,7 @@ def test_claims_hold_do_not_hold_or_wait_for_runs(tmp_path):
     words = {verdict.claim.partition(": ")[2]: verdict.word for verdict in section.verdicts}
     assert "holds" == words["FedEL ends no more than 1 point below FedAvg"]
     assert "holds" == words["FedEL takes at least 1.8 times less time than FedAvg"]
+    assert "holds" == words["in the time that FedEL's rounds take, FedAvg does not get as far"]
     assert "not known yet" == words["no baseline reaches FedAvg's final metric sooner than FedEL"]
     assert 6 == len(section.missing)
     assert "cifar10 heterofl, seed 1, 2" in section.missing
