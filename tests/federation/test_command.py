@@ -148,5 +148,6 @@ def test_ones_own_model_and_data_are_trained_by_the_command_alone(directory: Pat
     assert {"config.toml", "result.json", "rounds.jsonl", "model.safetensors", "report.html"} <= left
     records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert [3] * 12 == [record["num_updates"] for record in records]
-    assert set(result["tensors"]) == set(load_file(run / "model.safetensors"))
+    weights = {name for name in load_file(run / "model.safetensors") if name.startswith("blocks.")}
+    assert weights == set(result["tensors"])
     assert [] == processes_of(directory)
