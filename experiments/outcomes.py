@@ -15,8 +15,8 @@ from experiments.scale import Scale
 from experiments.stats import Estimate, estimate
 from fedel.report import runs as reports
 
-SMOOTH = 3
-"""Accuracies are medians of so many tests in a row: with uneven data single tests jump."""
+SMOOTH = 4
+"""Accuracies are means of so many tests in a row: slow devices slide in step, and single tests jump."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Outcome:
 
     @cached_property
     def curve(self) -> list[tuple[float, float]]:
-        """Virtual seconds and metric of every test, each the median of it and the tests just before."""
+        """Virtual seconds and metric of every test, each the mean of it and the tests just before."""
         tests = [
             (seconds, self._metric(record["accuracy"], record["test_loss"]))
             for record, seconds in zip(self.report.rounds, self.report.seconds(), strict=True)
@@ -45,7 +45,7 @@ class Outcome:
         ]
         values = [value for _, value in tests]
         return [
-            (seconds, statistics.median(values[max(0, i + 1 - SMOOTH) : i + 1]))
+            (seconds, statistics.fmean(values[max(0, i + 1 - SMOOTH) : i + 1]))
             for i, (seconds, _) in enumerate(tests)
         ]
 

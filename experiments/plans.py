@@ -66,6 +66,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Training time of a round against T_th (appendix C)",
         (
             *_plain("fedavg", "fedel"),
+            Variant("fedel, probe on top", {"name": "fedel", "probe_in_budget": False}),
             Variant("fedel, whole step", {"name": "fedel"}, {"scope": "train"}),
         ),
     ),

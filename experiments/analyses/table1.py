@@ -24,7 +24,7 @@ CLEARLY = 2.0
 
 def analyse(section: Section, outcomes: Outcomes, paper: Paper) -> None:
     section.notes += [
-        f"Final and best are medians of {SMOOTH} tests in a row; ± is half of a 95 % confidence interval over "
+        f"Final and best are means of {SMOOTH} tests in a row; ± is half of a 95 % confidence interval over "
         "seeds. Time is virtual, for the same number of rounds, on two clocks: the backward pass alone, as in "
         "the paper's simulation, and the whole step. Speed-up is on the first. Time to target: until the "
         "metric is first as good as FedAvg's final one (mean over seeds). Then: when FedEL's run is over, "

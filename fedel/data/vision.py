@@ -26,15 +26,18 @@ CLOTHES = (
 _IDX_UBYTE = 8
 
 
-def cifar10(folder: Path, *, augment: bool = True) -> Dataset:
-    """``data_batch_1`` to ``_5`` and ``test_batch``, in ``folder`` or in ``cifar-10-batches-py`` inside it."""
+def cifar10(folder: Path, *, augment: bool = True, size: int = 0) -> Dataset:
+    """``data_batch_1`` to ``_5`` and ``test_batch``, in ``folder`` or in ``cifar-10-batches-py`` inside it.
+
+    ``size`` 16 or 8 gives smaller images, as for Tiny ImageNet.
+    """
     place = first_with(folder, "data_batch_1")
-    batches = [_cifar_batch(place / f"data_batch_{n}") for n in range(1, 6)]
+    names = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
+    *batches, test = ((_shrunk("cifar10", x, size), y) for x, y in (_cifar_batch(place / n) for n in names))
     train = Split(np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches]))
-    transform = Images(CIFAR10_MEAN, CIFAR10_STD, padding=4 if augment else 0, flip=augment)
-    return Dataset(
-        "cifar10", "image", train, Split(*_cifar_batch(place / "test_batch")), CIFAR10_CLASSES, transform
-    )
+    padding = train.x.shape[-1] // 8 if augment else 0
+    transform = Images(CIFAR10_MEAN, CIFAR10_STD, padding=padding, flip=augment)
+    return Dataset("cifar10", "image", train, Split(*test), CIFAR10_CLASSES, transform)
 
 
 def _cifar_batch(path: Path) -> tuple[Array, Array]:
@@ -137,7 +140,8 @@ def tiny_imagenet(folder: Path, *, augment: bool = True, size: int = 0) -> Datas
     train_y = [wnids.index(p.parent.parent.name) for p in train_files]
     val_files, val_y = _tiny_val(place, wnids)
     files = train_files + val_files
-    pixels = _shrunk(decoded(place, "images", files, lambda: {"x": _read_images(files)})["x"], size)
+    pixels = decoded(place, "images", files, lambda: {"x": _read_images(files)})["x"]
+    pixels = _shrunk("tiny-imagenet", pixels, size)
     words = _tiny_words(place / "words.txt")
     return Dataset(
         "tiny-imagenet",
@@ -149,13 +153,11 @@ def tiny_imagenet(folder: Path, *, augment: bool = True, size: int = 0) -> Datas
     )
 
 
-def _shrunk(pixels: Array, size: int) -> Array:
+def _shrunk(name: str, pixels: Array, size: int) -> Array:
     full = pixels.shape[-1]
     size = size or full
     if size < 0 or full % size:
-        raise DataError(
-            f"tiny-imagenet: size = {size}: images of {full} pixels can be halved, to {full // 2}, ..."
-        )
+        raise DataError(f"{name}: size = {size}: images of {full} pixels can be halved, to {full // 2}, ...")
     side = full // size
     squares = pixels.reshape(*pixels.shape[:2], size, side, size, side)
     return squares.mean((3, 5), dtype=np.float32).round().astype(np.uint8) if side > 1 else pixels

@@ -53,6 +53,8 @@ class ElasticTrainer:
     """Tensor selection: ``exact``, or ``official`` for the reference's own dynamic programme."""
     weighting: str = "uniform"
     """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
+    probe_in_budget: bool = False
+    """Take the importance probe's time out of T_th; otherwise it comes on top, as in the paper."""
 
     def __post_init__(self) -> None:
         check_scope(self.budget_scope)
@@ -65,7 +67,9 @@ class ElasticTrainer:
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         window = whole(trainer.spec)
         importance = local(trainer.probe(model, window, task.work, task.seed))
-        selected, fits = choose(trainer, window, importance, task.budget_seconds, self.budget_scope, self.dp)
+        probe = probe_cost(trainer, window)
+        budget = step_budget(task, trainer, probe, self.budget_scope, self.probe_in_budget)
+        selected, fits = choose(trainer, window, importance, budget, self.budget_scope, self.dp)
         job = job_for(task, trainer, selected, window)
         trained = trainer.train(model, job)
         cost = window_cost(trainer, selected, window)
@@ -77,7 +81,7 @@ class ElasticTrainer:
             trained,
             cost,
             window,
-            probe=probe_cost(trainer, window),
+            probe=probe,
             over_budget=not fits,
         )
         return update, memory
@@ -98,6 +102,17 @@ def probe_cost(trainer: Trainer, window: Window) -> StepCost:
     """Seconds of the importance probe: two passes, forward and backward, over every tensor of the window."""
     once = window_cost(trainer, {t.name for t in trainer.spec.weights_in(window.end, window.front)}, window)
     return StepCost(2 * once.forward_seconds, 2 * once.backward_seconds)
+
+
+def step_budget(task: Task, trainer: Trainer, probe: StepCost, scope: str, probe_in_budget: bool) -> float:
+    """What one step may take: T_th, or less where the round's probe is to come out of it too.
+
+    Half of it is kept for training: with few steps the probe would take all.
+    """
+    if not probe_in_budget:
+        return task.budget_seconds
+    share = probe.total(scope) / task.work.steps_for(trainer.num_samples)
+    return task.budget_seconds - min(share, task.budget_seconds / 2)
 
 
 def choose(

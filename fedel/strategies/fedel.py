@@ -13,8 +13,9 @@ from fedel.core.importance import blend, local
 from fedel.core.timing import block_seconds
 from fedel.core.window import VARIANTS, slide
 from fedel.strategies.base import WEIGHTINGS, MeanFold, check_scope, draw, job_for, one_of, order, update_of
-from fedel.strategies.elastictrainer import SELECTIONS, choose, probe_cost, window_cost
+from fedel.strategies.elastictrainer import SELECTIONS, choose, probe_cost, step_budget, window_cost
 from fedel.types import (
+    FREE,
     Fold,
     Memory,
     ModelSpec,
@@ -45,7 +46,9 @@ class FedEL:
     weighting: str = "uniform"
     """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
     train_all_that_fits: bool = False
-    """Where the whole window fits the budget, train it whole, whatever the importance says."""
+    """Where the whole window fits the budget, train it whole; importance is not needed, nor its probe."""
+    probe_in_budget: bool = False
+    """Take the importance probe's time out of T_th; otherwise it comes on top, as in the paper."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
@@ -64,16 +67,16 @@ class FedEL:
         memory = self.slide(task, memory, trainer)  # line 11
         window = memory.window
         assert window is not None
-        probed = local(trainer.probe(model, window, task.work, task.seed))  # line 8
-        importance = blend(probed, task.global_importance, self.beta)  # lines 9 and 10
         everything = {t.name for t in trainer.spec.weights_in(window.end, window.front)}
         full = window_cost(trainer, everything, window).total(self.budget_scope)
         if self.train_all_that_fits and full <= task.budget_seconds * (1 + 1e-6):
-            selected, fits = everything, True
+            selected, fits, probe = everything, True, FREE
         else:
-            selected, fits = choose(  # line 12
-                trainer, window, importance, task.budget_seconds, self.budget_scope, self.dp
-            )
+            probed = local(trainer.probe(model, window, task.work, task.seed))  # line 8
+            importance = blend(probed, task.global_importance, self.beta)  # lines 9 and 10
+            probe = probe_cost(trainer, window)
+            budget = step_budget(task, trainer, probe, self.budget_scope, self.probe_in_budget)
+            selected, fits = choose(trainer, window, importance, budget, self.budget_scope, self.dp)  # line 12
         job = job_for(task, trainer, selected, window)
         trained = trainer.train(model, job)  # line 13
         update = update_of(
@@ -84,7 +87,7 @@ class FedEL:
             trained,
             window_cost(trainer, selected, window),
             window,
-            probe=probe_cost(trainer, window),
+            probe=probe,
             resets=memory.resets,
             rounds_held=memory.rounds_held,
             over_budget=not fits,

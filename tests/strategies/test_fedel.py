@@ -8,7 +8,7 @@ from fedel.core.timing import block_seconds, full_step
 from fedel.strategies import ElasticTrainer, FedAvg, FedEL
 from fedel.strategies.base import order
 from fedel.strategies.elastictrainer import choose, window_cost
-from fedel.types import Memory, Role, Window
+from fedel.types import FREE, Memory, Role, Window
 from tests.strategies import fakes
 from tests.strategies.fakes import FakeTrainer, Recorder, context_of, fleet, run_rounds, same_bits
 
@@ -41,6 +41,23 @@ def test_training_all_that_fits_needs_no_importance_to_be_fedavg():
     mine = run_rounds(FedEL(train_all_that_fits=True), 4, budget_seconds=1e9)
     theirs = run_rounds(FedAvg(weighting="uniform"), 4, budget_seconds=1e9)
     assert same_bits(theirs.model, mine.model)
+    assert all(report.probe == FREE for report in mine.reports)
+
+
+@pytest.mark.parametrize("kind", [FedEL, ElasticTrainer])
+def test_the_probe_can_come_out_of_the_budget(kind):
+    def shares(num_steps=20, **options):
+        work = replace(fakes.WORK, num_steps=num_steps)
+        history = run_rounds(kind(**options), 8, helpful_fleet(), work=work)
+        return [
+            (r.cost.backward_seconds + r.probe.backward_seconds / r.num_steps) / history.budget_seconds
+            for r in history.reports
+            if not r.over_budget
+        ]
+
+    assert max(shares()) > 1.01
+    assert 0.5 < max(shares(probe_in_budget=True)) <= 1 + 1e-6
+    assert shares(num_steps=1, probe_in_budget=True)  # something is trained, though the probe fills the round
 
 
 @pytest.mark.parametrize("scope", ["backward", "train"])
