@@ -182,6 +182,15 @@ def test_tiny_imagenet_halved_averages_squares_of_pixels(tmp_path: Path) -> None
         vision.tiny_imagenet(tmp_path, size=7)
 
 
+def test_cifar10_halved_averages_squares_of_pixels(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "cifar-10-batches-py")
+    whole, half = vision.cifar10(tmp_path), vision.cifar10(tmp_path, size=16)
+    assert half.train.x.shape[1:] == half.test.x.shape[1:] == half.input_shape == (3, 16, 16)
+    assert abs(int(half.test.x[1, 2, 3, 4]) - whole.test.x[1, 2, 6:8, 8:10].mean()) <= 0.5
+    with pytest.raises(DataError, match="cifar10: size = 7"):
+        vision.cifar10(tmp_path, size=7)
+
+
 def test_tiny_imagenet_sees_that_files_changed(tmp_path: Path) -> None:
     write_tiny(tmp_path)
     assert len(vision.tiny_imagenet(tmp_path).train) == 6
