@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "table1",
+    "longer",
     "deviation",
     "composition",
     "rollback",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -38,10 +39,23 @@ def _headline(report: Report) -> list[str]:
     ]
 
 
+def _tally(report: Report) -> tuple[list[str], list[list[str]]]:
+    """How many claims of each section hold; the rest of the page is why."""
+    words = ("holds", "does not hold", "not known yet")
+    counts = [
+        (section.title, Counter(verdict.word for verdict in section.verdicts))
+        for section in report.sections
+        if section.verdicts
+    ]
+    counts.append(("all", sum((found for _, found in counts), Counter[str]())))
+    return ["claims on", *words], [[title, *(str(found[word]) for word in words)] for title, found in counts]
+
+
 def page(report: Report) -> str:
     style = files("fedel.report").joinpath("report.css").read_text(encoding="utf-8")
     title = f"FedEL beside the paper, scale {report.scale.name}"
     parts = [f"<h1>{title}</h1>", *(f"<p>{html.escape(line)}</p>" for line in _headline(report))]
+    parts.append(_html_table(*_tally(report)))
     for section in report.sections:
         parts.append(f"<h2 id={section.name}>{html.escape(section.title)}</h2>")
         parts += [f"<p class=note>{html.escape(note)}</p>" for note in section.notes]
@@ -86,9 +100,12 @@ def _verdicts(section: Section) -> tuple[list[str], list[list[str]]]:
 def markdown(report: Report, pictures: str) -> str:
     lines = [f"# FedEL beside the paper, scale `{report.scale.name}`", ""]
     lines += [
-        "Made by `fedel experiment`; how, and what the numbers mean: `docs/experiments.md`.",
+        "Made by `fedel experiment`; how, and what the numbers mean: `docs/experiments.md`. What was looked "
+        "for where a claim does not hold: `docs/LOG.md`.",
         "",
         *(f"{line}\n" for line in _headline(report)),
+        *_markdown_table(*_tally(report)),
+        "",
     ]
     for section in report.sections:
         lines += [f"## {section.title}", "", *(f"{note}\n" for note in section.notes)]
@@ -110,18 +127,18 @@ def markdown(report: Report, pictures: str) -> str:
 
 def _run_rows(report: Report) -> list[list[str]]:
     """Runs that differ in their seed alone share a row."""
-    rows: dict[tuple[str, str], list[Run]] = {}
+    rows: dict[tuple[str, str, int], list[Run]] = {}
     for run in report.runs:
-        rows.setdefault((run.task, run.label), []).append(run)
+        rows.setdefault((run.task, run.label, run.num_rounds), []).append(run)
     return [
         [
             task,
             label,
             ", ".join(str(run.seed) for run in runs),
-            str(runs[0].num_rounds),
+            str(num_rounds),
             ", ".join(run.name.rpartition("-")[2] for run in runs),
         ]
-        for (task, label), runs in rows.items()
+        for (task, label, num_rounds), runs in rows.items()
     ]
 
 

@@ -17,6 +17,7 @@ from simulation.job import Job
 
 BASELINES = ("fedavg", "elastictrainer", "heterofl", "depthfl", "pyramidfl", "timelyfl", "fiarse")
 BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+LONGER = "fedel, 2 x rounds"
 BUDGETS = (0.5, 0.75, 1.0)
 """T_th as a share of the fastest device's time for the whole model."""
 
@@ -28,6 +29,8 @@ class Variant:
     label: str
     strategy: Mapping[str, Any]
     job: Mapping[str, Any] = field(default_factory=dict)
+    longer: int = 1
+    """So many times the task's rounds, over which the learning rate falls as far."""
 
 
 def _plain(*names: str) -> tuple[Variant, ...]:
@@ -62,6 +65,10 @@ class Experiment:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "table1": Experiment("Accuracy and time of FedEL and its baselines (table 1)", _EVERY),
+    "longer": Experiment(
+        "FedEL with twice the rounds: time to FedAvg's final metric",
+        (*_EVERY, Variant(LONGER, {"name": "fedel"}, longer=2)),
+    ),
     "deviation": Experiment(
         "Training time of a round against T_th (appendix C)",
         (
@@ -137,10 +144,17 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
         task = scale.tasks[name]
         for seed in range(1, (seeds or setting.seeds or task.seeds) + 1):
             for variant in planned.variants:
-                job = overlaid(overlaid(task.job, setting.job), variant.job)
+                job = _longer(overlaid(overlaid(task.job, setting.job), variant.job), variant.longer)
                 table = _effective(job, variant.strategy, seed, scale, f"{scale.name}: {name}")
                 runs.append(Run(experiment, variant.label, name, seed, table))
     return sorted(runs, key=lambda run: run.seed)
+
+
+def _longer(job: Mapping[str, Any], times: int) -> Mapping[str, Any]:
+    rounds = job["rounds"]
+    decay = rounds.get("lr_decay", 1.0) ** (1 / times)
+    more = {"num_rounds": times * rounds["num_rounds"], "lr_decay": decay}
+    return overlaid(job, {"rounds": more}) if times > 1 else job
 
 
 def distinct(runs: Iterable[Run]) -> list[Run]:

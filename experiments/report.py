@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import pages, runner
-from experiments.analyses import ablations, behaviour, deviation, resources, statistics, table1
+from experiments.analyses import ablations, behaviour, deviation, longer, resources, statistics, table1
 from experiments.outcomes import Outcomes
 from experiments.pages import Report
 from experiments.plans import EXPERIMENTS, Run, distinct
@@ -22,6 +22,7 @@ from simulation.store import write as write_file
 PAPER = Path(__file__).with_name("paper.toml")
 ANALYSES: Mapping[str, Callable[[Section, Outcomes, Mapping[str, Any]], None]] = {
     "table1": table1.analyse,
+    "longer": longer.analyse,
     "deviation": deviation.analyse,
     "composition": ablations.composition,
     "rollback": ablations.rollback,

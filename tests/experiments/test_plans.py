@@ -2,7 +2,7 @@ import pytest
 
 from cli.experiment import NAMES
 from experiments import report, scale
-from experiments.plans import EXPERIMENTS, distinct, plan
+from experiments.plans import EXPERIMENTS, LONGER, distinct, plan
 from fedel.errors import ConfigError
 from tests.experiments import made_up
 
@@ -77,3 +77,11 @@ def test_an_unknown_scale_or_a_wrong_key_is_named(tmp_path):
     wrong.write_text('note = ""\n[tasks.a]\ntitle = ""\nsedes = 2\n[tasks.a.job]\n')
     with pytest.raises(ConfigError, match=r"own.toml.*did you mean 'seeds'"):
         scale.load(str(wrong))
+
+
+def test_more_rounds_see_the_learning_rate_fall_as_far():
+    runs = {run.label: run for run in plan("longer", scale.load("small"), ["text"])}
+    short, long = runs["fedel"].table["rounds"], runs[LONGER].table["rounds"]
+    assert long["num_rounds"] == 2 * short["num_rounds"]
+    fallen = [rounds["lr_decay"] ** rounds["num_rounds"] for rounds in (short, long)]
+    assert fallen[0] == pytest.approx(fallen[1])
