@@ -15,8 +15,8 @@ from experiments.sections import Picture, Row, Section, Table, Verdict, shown
 def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> None:  # noqa: ARG001
     section.notes.append(
         "Table 1 gives every method the same number of rounds. FedEL does less work in each, so here it gets "
-        "twice as many, over which the learning rate falls as far, and no more time than FedAvg. Baselines whose "
-        "rounds are as short were not run for longer."
+        "twice as many, over which the learning rate falls as far, and no more time than FedAvg. Baselines "
+        "whose rounds are as short were not run for longer."
     )
     for task in outcomes.tasks:
         rows: list[Row] = [
