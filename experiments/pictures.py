@@ -30,11 +30,15 @@ def curves(methods: Mapping[str, Sequence[Outcome]], target: float | None = None
     """Metric against virtual time, a line a method: the mean over its seeds."""
 
     def picture(axes: Any) -> None:
-        for (label, outcomes), colour in zip(methods.items(), COLOURS * 2, strict=False):
+        for i, (label, outcomes) in enumerate(methods.items()):
             seconds, values = mean_curve(outcomes)
-            strong = label == "fedel"
             axes.plot(
-                [s / 60 for s in seconds], values, color=colour, label=label, linewidth=2.2 if strong else 1.2
+                [s / 60 for s in seconds],
+                values,
+                color=COLOURS[i % len(COLOURS)],
+                linestyle="-" if i < len(COLOURS) else (0, (3, 1)),
+                linewidth=2.2 if label == "fedel" else 1.2,
+                label=label,
             )
         if target is not None:
             axes.axhline(target, color="black", linestyle="--", linewidth=0.8)

@@ -103,7 +103,7 @@ def _verdict(outcomes: Outcomes, task: str, printed: Mapping[str, Any]) -> Verdi
 def _picture(rows: list[Row]) -> str:
     groups: dict[str, dict[str, Estimate]] = {}
     for row in rows:
-        group = groups.setdefault(row["task"].split(",")[0], {})
+        group = groups.setdefault(row["task"].split(",")[0].split(" (")[0], {})
         group[row["scope"]] = row["round %"]
         if row["paper %"] is not None:
             group["paper, backward"] = Estimate(row["paper %"], None, 1)
