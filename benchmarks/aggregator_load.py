@@ -213,7 +213,7 @@ def aggregator(folder: Path) -> AbstractContextManager[tuple[int, str]]:
         "log_level": "WARNING",
     }
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    return process("-m", "services.aggregator", *options, port_file=address)
+    return process("-m", "fedel_aggregator", *options, port_file=address)
 
 
 def other(kind: str, folder: Path) -> AbstractContextManager[tuple[int, str]]:

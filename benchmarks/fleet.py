@@ -30,15 +30,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from fedel_edge.agent import Agent  # noqa: E402
+from fedel_edge.config import AgentConfig  # noqa: E402
+from fedel_services.runtime import until_told_to_stop  # noqa: E402
 from grpc import aio  # noqa: E402
 
-from agents.edge.agent import Agent  # noqa: E402
-from agents.edge.config import AgentConfig  # noqa: E402
-from fedel.run import RunConfig  # noqa: E402
+from fedel.job import RunConfig  # noqa: E402
 from fedel.training.settings import DataPart  # noqa: E402
 from fedel.types import Tensors  # noqa: E402
 from fedel.wire.channel import OPTIONS  # noqa: E402
-from services.runtime import until_told_to_stop  # noqa: E402
 from tests.federation.processes import Process  # noqa: E402
 from tests.federation.support import Watch, create_run, job_of, model_of, watching  # noqa: E402
 from tests.federation.trainers import spec_of  # noqa: E402
@@ -126,7 +126,7 @@ async def measure(
     num_agents: int, num_rounds: int, num_loaders: int, scale: int, folder: Path
 ) -> tuple[Figures, Tensors]:
     """The figures, and the model that came of it."""
-    aggregator = Process("services.aggregator", "aggregator", folder, _settings(folder, "aggregator"))
+    aggregator = Process("fedel_aggregator", "aggregator", folder, _settings(folder, "aggregator"))
     aggregator.start()
     coordinator: Process | None = None
     try:
@@ -136,7 +136,7 @@ async def measure(
             "database_url": f"sqlite:///{folder / 'coordinator.db'}",
             "heartbeat_seconds": HEARTBEAT_SECONDS,
         }
-        coordinator = Process("services.coordinator", "coordinator", folder, settings)
+        coordinator = Process("fedel_coordinator", "coordinator", folder, settings)
         coordinator.start()
         address = await coordinator.address()
         await create_run(address, RUN, job(num_agents, num_rounds, scale))

@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.tunnel import Link, Shape, ip  # noqa: E402
-from cli.submit import create, follow  # noqa: E402
 from fedel import config  # noqa: E402
+from fedel.cli.submit import create, follow  # noqa: E402
 from fedel.security.authority import Authority  # noqa: E402
 from fedel.security.identity import Identity  # noqa: E402
 from fedel.security.tls import Tls  # noqa: E402
@@ -77,7 +77,7 @@ def agent(namespace: str, folder: Path, name: str, settings: dict[str, Any]) -> 
     """A process in its namespace."""
     file = folder / f"{name}.toml"
     file.write_text(config.write(settings), encoding="utf-8")
-    command = ("ip", "netns", "exec", namespace, sys.executable, "-m", "agents.edge", "--config", str(file))
+    command = ("ip", "netns", "exec", namespace, sys.executable, "-m", "fedel_edge", "--config", str(file))
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:

@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serving as aggregating
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_coordinator.coordinator import Coordinator
+from fedel_coordinator.run import PAUSED
+from fedel_coordinator.saved import profile_to_text, spec_to_text
+from fedel_coordinator.server import serving
+from fedel_coordinator.sql import SqlStore
+from fedel_coordinator.store import CLOSED, ClientRow, RoundRow, RunRow
 
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.types import BlockTime as Block
 from fedel.types import ModelSpec, TensorSpec, TensorTime, TimingProfile
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import serving as aggregating
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.coordinator import Coordinator
-from services.coordinator.run import PAUSED
-from services.coordinator.saved import profile_to_text, spec_to_text
-from services.coordinator.server import serving
-from services.coordinator.sql import SqlStore
-from services.coordinator.store import CLOSED, ClientRow, RoundRow, RunRow
 from tests.web.browser import browsing, program
 
 RUN = "thousand"

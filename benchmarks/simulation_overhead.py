@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedel.simulation import start
+from fedel.simulation.job import Job
+from fedel.simulation.workers import Exam, Marks
+from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import WrappedTrainer
 from fedel.types import Job as TrainingJob
 from fedel.types import LocalWork, Tensors, Trained, Trainer, Window
-from simulation import start
-from simulation.job import Job
-from simulation.workers import Exam, Marks
-from simulation.workload import TorchWorkload
 
 
 class Spent:

@@ -4,12 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from fedel_aggregator.config import AggregatorConfig
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_edge.config import AgentConfig
 
-from agents.edge.config import AgentConfig
-from cli.run import read_job
 from fedel import config
-from services.aggregator.config import AggregatorConfig
-from services.coordinator.config import CoordinatorConfig
+from fedel.cli.run import read_job
 
 ROOT = Path(__file__).parents[1]
 FOR_SCRIPTS = {"port_file", "http_port_file"}
@@ -25,7 +25,7 @@ def test_every_key_is_explained(name, kind):
     assert {field.name for field in dataclasses.fields(kind)} - FOR_SCRIPTS == table.keys()
 
 
-@pytest.mark.parametrize("path", ["cli/demo.toml", "examples/own.toml"])
+@pytest.mark.parametrize("path", ["fedel/cli/demo.toml", "examples/own.toml"])
 def test_jobs_parse(path):
     job, fleet = read_job(ROOT / path, [])
     assert job.rounds.num_rounds > 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedel.core import timing
 from fedel.core.bias import o1
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.strategies import build
 from fedel.strategies.base import scope_of
 from fedel.types import ClientView, Memory, ModelSpec, Plan, Report, RoundContext, Task

@@ -12,8 +12,8 @@ import torch
 from fedel.data import Dataset, PartitionConfig, load_data
 from fedel.data.partition import split
 from fedel.errors import ProfileError
+from fedel.job import RunConfig
 from fedel.models import BlockModel, build
-from fedel.run import RunConfig
 from fedel.seeds import derive
 from fedel.strategies import build as build_strategy
 from fedel.strategies.depthfl import depths

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.types import Tensors, Trainer
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from fedel_edge.agent import Agent
+from fedel_edge.config import AgentConfig
 from grpc import aio
 
-from agents.edge.agent import Agent
-from agents.edge.config import AgentConfig
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.types import Array, Memory, Patch, Task, Update
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc, task_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse

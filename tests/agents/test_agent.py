@@ -6,9 +6,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from fedel_edge.session import worth_retrying
 from grpc import aio
 
-from agents.edge.session import worth_retrying
 from fedel.roles.coordinator import memory_of
 from fedel.roles.edge import KeptMemories, run_task
 from fedel.strategies import FedEL

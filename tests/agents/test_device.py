@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from agents.edge.device import Meter, Rails, Rapl, Usage, facts, peak_memory_bytes, temperature_celsius
+from fedel_edge.device import Meter, Rails, Rapl, Usage, facts, peak_memory_bytes, temperature_celsius
 
 
 def tree(root: Path, files: dict[str, object]) -> Path:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedel.errors import ProfileError
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.seeds import derive
 from fedel.strategies.depthfl import depths
 from fedel.training import factory

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fedel_edge.__main__ import load, main
+from fedel_edge.config import AgentConfig
 
-from agents.edge.__main__ import load, main
-from agents.edge.config import AgentConfig
 from tests.agents.stand_ins import PATIENCE_SECONDS, federation, run_table
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def test_told_to_stop_while_training_it_says_goodbye_and_exits_with_0(
                 f"state_dir = {json.dumps(str(tmp_path / 'state'))}\n"
             )
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "agents.edge", "--config", str(config), "--set", "log_json=false"),
+                *(sys.executable, "-m", "fedel_edge", "--config", str(config), "--set", "log_json=false"),
                 cwd=REPOSITORY,
                 stderr=asyncio.subprocess.PIPE,
             )

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from fedel_edge.notify import Systemd, told
 
-from agents.edge.notify import Systemd, told
 from tests.services.coordinator.support import asynchronous
 
 REPOSITORY = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ async def test_an_agent_is_ready_and_alive_before_there_is_a_coordinator_and_say
 ) -> None:
     async with managed(tmp_path) as manager:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agents.edge", "--set", "coordinator=127.0.0.1:9"),
+            *(sys.executable, "-m", "fedel_edge", "--set", "coordinator=127.0.0.1:9"),
             *("--set", f"state_dir={tmp_path / 'state'}"),
             cwd=REPOSITORY,
             env={**os.environ, **manager.environment},

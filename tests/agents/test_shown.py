@@ -7,10 +7,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from fedel_edge.agent import Agent
+from fedel_edge.shown import shown
 from prometheus_client import CollectorRegistry
 
-from agents.edge.agent import Agent
-from agents.edge.shown import shown
 from fedel.errors import ServiceError
 from fedel.telemetry import AgentMetrics
 from tests.agents.stand_ins import federation, running

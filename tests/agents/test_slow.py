@@ -4,8 +4,8 @@ import threading
 from dataclasses import dataclass, replace
 
 import pytest
+from fedel_edge.slow import Abandoned, PacedTrainer, WatchedTrainer
 
-from agents.edge.slow import Abandoned, PacedTrainer, WatchedTrainer
 from fedel.strategies import FedEL, HeteroFL
 from fedel.types import Job, LocalWork, Memory, Task, Tensors, Trained, Window
 from tests.strategies.fakes import WORK, FakeTrainer, initial_model, profile, spec

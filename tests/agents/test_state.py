@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedel_edge.memory import DiskMemories
+from fedel_edge.state import ModelCopy, Outbox, RunFolder
 
-from agents.edge.memory import DiskMemories
-from agents.edge.state import ModelCopy, Outbox, RunFolder
 from fedel.types import Memory, Patch, Window
 from fedel.v1 import aggregator_pb2
 from fedel.wire.payload import pack, unpack

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from fedel.errors import DataError
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.strategies.base import WrappedTrainer
 from fedel.training.settings import Evaluator, TrainerSettings
 from fedel.types import Job, Tensors, Trained, Trainer

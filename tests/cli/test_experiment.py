@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from cli import experiment
-from experiments.scale import SCALES
+from fedel.cli import experiment
 from fedel.errors import ConfigError
+from fedel.experiments.scale import SCALES
 
 
 def fedel_experiment(*words):

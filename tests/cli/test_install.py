@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fedel_edge.__main__ import load
 
-from agents.edge.__main__ import load
-from cli import install
-from cli.main import main
+from fedel.cli import install
+from fedel.cli.main import main
 from fedel.security.folder import load as load_credentials
 from fedel.security.identity import Identity
 from tests.security.support import Pki, servers

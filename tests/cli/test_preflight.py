@@ -10,20 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fedel_edge.config import AgentConfig
+from fedel_edge.preflight import machine
+from fedel_edge.preflight.findings import BAD, GOOD, SKIPPED, Finding
+from fedel_edge.preflight.flight import certificate, device
+from fedel_edge.preflight.flight import servers as servers_found
+from fedel_services import health
 from rich.console import Console
 
-from agents.edge.config import AgentConfig
-from agents.preflight import machine
-from agents.preflight.findings import BAD, GOOD, SKIPPED, Finding
-from agents.preflight.flight import certificate, device
-from agents.preflight.flight import servers as servers_found
-from cli.main import main
-from cli.preflight import show
-from fedel.run import RunConfig
+from fedel.cli.main import main
+from fedel.cli.preflight import show
+from fedel.job import RunConfig
 from fedel.security.identity import Identity
 from fedel.security.tls import Tls
 from fedel.training.settings import DataPart
-from services import health
 from tests.security.support import Pki, Servers, servers
 from tests.services.coordinator.support import asynchronous
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.data import add_parser
+from fedel.cli.data import add_parser
 from tests.data.test_store import digits_archive
 
 

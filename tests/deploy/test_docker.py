@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
+from fedel_aggregator.config import AggregatorConfig
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_edge.config import AgentConfig
 
-from agents.edge.config import AgentConfig
-from cli.run import read_job
 from fedel import __version__, config
-from services.aggregator.config import AggregatorConfig
-from services.coordinator.config import CoordinatorConfig
+from fedel.cli.run import read_job
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

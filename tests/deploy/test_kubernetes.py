@@ -8,11 +8,11 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+from fedel_aggregator.config import AggregatorConfig
+from fedel_coordinator.config import CoordinatorConfig
 
 from fedel import __version__, config
 from k8s import rules
-from services.aggregator.config import AggregatorConfig
-from services.coordinator.config import CoordinatorConfig
 from tests.deploy.manifests import (
     OVERLAYS,
     ROOT,

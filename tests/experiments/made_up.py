@@ -2,8 +2,8 @@
 
 import json
 
-from experiments.scale import Power, Scale, Task
 from fedel import config
+from fedel.experiments.scale import Power, Scale, Task
 
 JOB = {
     "scope": "backward",

@@ -1,9 +1,9 @@
 import pytest
 
-from cli.experiment import NAMES
-from experiments import report, scale
-from experiments.plans import EXPERIMENTS, LONGER, distinct, plan
+from fedel.cli.experiment import NAMES
 from fedel.errors import ConfigError
+from fedel.experiments import report, scale
+from fedel.experiments.plans import EXPERIMENTS, LONGER, distinct, plan
 from tests.experiments import made_up
 
 

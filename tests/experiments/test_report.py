@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from experiments import report, scale
-from experiments.analyses.resources import joules
-from experiments.outcomes import Outcomes
-from experiments.plans import BASELINES, LONGER, plan
-from experiments.scale import Power
-from experiments.stats import Estimate
+from fedel.experiments import report, scale
+from fedel.experiments.analyses.resources import joules
+from fedel.experiments.outcomes import Outcomes
+from fedel.experiments.plans import BASELINES, LONGER, plan
+from fedel.experiments.scale import Power
+from fedel.experiments.stats import Estimate
 from tests.experiments import made_up
 
 

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from experiments import runner, scale
-from experiments.plans import plan
 from fedel.errors import ConfigError
+from fedel.experiments import runner, scale
+from fedel.experiments.plans import plan
 from tests.experiments import made_up
 
 
@@ -60,7 +60,7 @@ def figures(folder):
 
 def test_a_run_that_cannot_be_done_is_told_of_and_the_others_are_done(tmp_path):
     size = scale.load("ci")
-    wrong = scale.overlaid(size.tasks["cifar10"].job, {"workload": {"data": "experiments.tiny:nothing"}})
+    wrong = scale.overlaid(size.tasks["cifar10"].job, {"workload": {"data": "fedel.experiments.tiny:nothing"}})
     tasks = {"broken": scale.Task("broken", wrong), "cifar10": size.tasks["cifar10"]}
     runs = [
         r for r in plan("devices", made_up.scale(tasks=tasks, experiments=ALL), seeds=1) if r.label == "fedavg"

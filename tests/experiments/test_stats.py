@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from experiments.stats import estimate, paired, t_cdf, t_quantile, wilcoxon
+from fedel.experiments.stats import estimate, paired, t_cdf, t_quantile, wilcoxon
 
 
 def test_the_interval_of_three_values():

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli import child
 from fedel import config
-from fedel.run import RunConfig
+from fedel.cli import child
+from fedel.job import RunConfig
 from fedel.types import Tensors
 from tests.federation.proxy import Proxy
 from tests.federation.support import Watch, create_run, model_of, until, watching
@@ -102,14 +102,14 @@ async def federation(
             return process
 
         aggregator = started(
-            "services.aggregator",
+            "fedel_aggregator",
             "aggregator",
             {"listen": "127.0.0.1:0", "port_file": str(folder / "a.address"), "data_dir": str(folder / "a")},
         )
         bulk = await aggregator.address()
         proxy = await stack.enter_async_context(Proxy(bulk))
         coordinator = started(
-            "services.coordinator",
+            "fedel_coordinator",
             "coordinator",
             {
                 "listen": "127.0.0.1:0",
@@ -124,7 +124,7 @@ async def federation(
         await create_run(address, RUN, job)
         agents = [
             started(
-                "agents.edge",
+                "fedel_edge",
                 f"client-{index}",
                 {
                     "coordinator": address,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from fedel.job import RunConfig
 from fedel.roles.aggregator import RoundFold
 from fedel.roles.coordinator import Director, RunState
 from fedel.roles.edge import KeptMemories, run_task
-from fedel.run import RunConfig
 from fedel.types import ClientView, Memory, Tensors, Update
 from tests.federation.trainers import clients_of, scale_of
 from tests.strategies.fakes import initial_model

@@ -11,20 +11,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serving as aggregating
+from fedel_aggregator.servicer import Aggregator
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_coordinator.server import serving as coordinating
+from fedel_edge.agent import Agent
+from fedel_edge.config import AgentConfig
 from safetensors.numpy import load_file
 
-from agents.edge.agent import Agent
-from agents.edge.config import AgentConfig
-from cli.submit import create, follow, save_model
-from fedel.run import RunConfig
+from fedel.cli.submit import create, follow, save_model
+from fedel.job import RunConfig
 from fedel.training.settings import DataPart
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import serving as aggregating
-from services.aggregator.servicer import Aggregator
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.server import serving as coordinating
 from tests.agents.stand_ins import running
 from tests.federation.proxy import Proxy
 from tests.federation.trainers import scale_of, spec_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.types import Tensors
 from tests.federation.reference import Reference, reference
 from tests.federation.support import agents, create_run, job_of, servers, watching

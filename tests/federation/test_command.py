@@ -31,7 +31,7 @@ def directory(tmp_path: Path) -> Path:
 
 @contextmanager
 def fedel(
-    directory: Path, *words: str, start: tuple[str, str] = ("-m", "cli.main")
+    directory: Path, *words: str, start: tuple[str, str] = ("-m", "fedel.cli.main")
 ) -> Iterator[subprocess.Popen[str]]:
     """The command at work; killed at the end if it has not ended."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -86,7 +86,7 @@ def test_ctrl_c_while_the_federation_starts_leaves_nothing_running(directory: Pa
 # A command that is interrupted at the very moment at which its third process is born.
 INTERRUPTED = """
 import itertools, os, signal, subprocess, sys
-from cli import local, main
+from fedel.cli import local, main
 births = itertools.count(1)
 
 class Born(subprocess.Popen):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.strategies import METHODS
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.reference import Reference, reference

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from tests.federation.processes import Federation, federation, gate_of
 from tests.federation.reference import Reference, reference
 from tests.federation.support import job_of, until

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cli.submit import control
+from fedel.cli.submit import control
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.processes import RUN, federation, gate_of
 from tests.federation.proxy import Snare

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from fedel.run import RunConfig
+from fedel.job import RunConfig
 from fedel.seeds import derive
 from fedel.strategies.base import WrappedTrainer
 from fedel.training.settings import Evaluator, TrainerSettings

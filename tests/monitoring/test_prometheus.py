@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 import yaml
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serving as aggregating
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_coordinator.server import serving as coordinating
+from fedel_edge.agent import Agent
+from fedel_edge.config import AgentConfig
 
-from agents.edge.agent import Agent
-from agents.edge.config import AgentConfig
-from cli.submit import create
-from fedel.run import RunConfig
+from fedel.cli.submit import create
+from fedel.job import RunConfig
 from fedel.training.settings import DataPart
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import serving as aggregating
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.server import serving as coordinating
 from tests.agents.stand_ins import running
 from tests.agents.test_device import ORIN_NANO, tree
 from tests.monitoring import trainers

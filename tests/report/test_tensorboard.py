@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.main import main
+from fedel.cli.main import main
 from fedel.report import runs, tensorboard
 from tests.report.test_report import write_run
 

@@ -11,6 +11,12 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serving as aggregating
+from fedel_aggregator.servicer import Aggregator
+from fedel_coordinator.config import CoordinatorConfig, EnrolmentConfig
+from fedel_coordinator.coordinator import Coordinator
+from fedel_coordinator.server import serving as coordinating
 from grpc import aio
 
 from fedel.security import certificates as x
@@ -19,12 +25,6 @@ from fedel.security.folder import ensure_key, install
 from fedel.security.identity import Identity
 from fedel.security.tls import Tls
 from fedel.wire.streams import reason_of
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import serving as aggregating
-from services.aggregator.servicer import Aggregator
-from services.coordinator.config import CoordinatorConfig, EnrolmentConfig
-from services.coordinator.coordinator import Coordinator
-from services.coordinator.server import serving as coordinating
 
 HOSTS = ("127.0.0.1", "localhost")
 

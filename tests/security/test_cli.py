@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from fedel.cli.main import main
 
 
 @pytest.fixture(autouse=True)

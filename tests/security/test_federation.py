@@ -6,17 +6,17 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from fedel_edge.agent import Agent
+from fedel_edge.config import AgentConfig
+from fedel_services import guard
 
-from agents.edge.agent import Agent
-from agents.edge.config import AgentConfig
-from cli.submit import create, follow, save_model
+from fedel.cli.submit import create, follow, save_model
 from fedel.errors import CertificateError
 from fedel.security.folder import load
 from fedel.security.identity import Identity
 from fedel.security.tls import Tls
 from fedel.training.settings import DataPart
 from fedel.v1 import coordinator_pb2 as pb
-from services import guard
 from tests.agents.stand_ins import running
 from tests.federation.support import job_of, until
 from tests.federation.trainers import scale_of, spec_of
@@ -85,7 +85,7 @@ async def test_an_agent_takes_up_files_that_somebody_else_renewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its session being refused first: it redials as soon as it sees the new certificate."""
-    monkeypatch.setattr("agents.edge.certificate._LOOK_SECONDS", (0.05, 0.05))
+    monkeypatch.setattr("fedel_edge.certificate._LOOK_SECONDS", (0.05, 0.05))
     pki = Pki(tmp_path)
     tls = pki.tls("agent", "client-0")
     async with servers(tmp_path, pki) as made, running(agent(made, tmp_path, 0, tls)):
@@ -119,8 +119,8 @@ async def test_a_revoked_agent_is_cut_off_and_comes_back_once_it_is_enrolled_aga
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(guard, "RECHECK_SECONDS", 0.05)
-    monkeypatch.setattr("agents.edge.certificate._LOOK_SECONDS", (0.05, 0.05))
-    monkeypatch.setattr("agents.edge.session.backoff_seconds", lambda tries: 0.05)
+    monkeypatch.setattr("fedel_edge.certificate._LOOK_SECONDS", (0.05, 0.05))
+    monkeypatch.setattr("fedel_edge.session.backoff_seconds", lambda tries: 0.05)
     pki = Pki(tmp_path)
     tls = pki.tls("agent", "client-0")
     async with servers(tmp_path, pki) as made, running(agent(made, tmp_path, 0, tls)):

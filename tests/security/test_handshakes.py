@@ -7,6 +7,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fedel_aggregator.server import SERVICE as AGGREGATOR
+from fedel_coordinator.server import SERVICE as COORDINATOR
+from fedel_services import guard
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -17,9 +20,6 @@ from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
-from services import guard
-from services.aggregator.server import SERVICE as AGGREGATOR
-from services.coordinator.server import SERVICE as COORDINATOR
 from tests.federation.support import until
 from tests.security.support import Pki, refusal, servers
 from tests.services.coordinator.support import asynchronous

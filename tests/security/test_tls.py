@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from fedel_aggregator.__main__ import main as aggregator
+from fedel_coordinator.__main__ import main as coordinator
+from fedel_edge.__main__ import main as agent
 
-from agents.edge.__main__ import main as agent
 from fedel.errors import ConfigError
 from fedel.security.tls import Tls
 from fedel.wire.channel import connect
-from services.aggregator.__main__ import main as aggregator
-from services.coordinator.__main__ import main as coordinator
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "server:7070", "10.0.0.1:7070", "[::]:7070"])

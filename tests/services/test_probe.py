@@ -8,15 +8,15 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serving
+from fedel_services import probe
 
 from fedel.errors import ServiceError
 from fedel.security.authority import Authority
 from fedel.security.identity import SERVICE, Identity
 from fedel.security.tls import Tls
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc
-from services import probe
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import serving
 
 
 @pytest.fixture

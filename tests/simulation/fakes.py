@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from fedel.errors import DataError
+from fedel.job import RunConfig
 from fedel.roles.coordinator import Director
-from fedel.run import RunConfig
+from fedel.simulation.conditions import Faults, Link
+from fedel.simulation.devices import Client
+from fedel.simulation.executors import Executor, Serial
+from fedel.simulation.job import Evaluation
+from fedel.simulation.run import Simulation
+from fedel.simulation.start import driving_scope
+from fedel.simulation.store import RunFolder, Standing
+from fedel.simulation.workers import Exam, Marks, Worker
 from fedel.types import ModelSpec, Tensors, Trainer
-from simulation.conditions import Faults, Link
-from simulation.devices import Client
-from simulation.executors import Executor, Serial
-from simulation.job import Evaluation
-from simulation.run import Simulation
-from simulation.start import driving_scope
-from simulation.store import RunFolder, Standing
-from simulation.workers import Exam, Marks, Worker
 from tests.strategies import fakes
 
 WORK = {"num_steps": 4, "batch_size": 8, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3}

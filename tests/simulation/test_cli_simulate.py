@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from cli import simulate
 from fedel import config
+from fedel.cli import simulate
 from fedel.errors import ConfigError
+from fedel.simulation.job import Job
 from fedel.training.factory import initial_model
 from fedel.training.profile_io import save_profile
-from simulation.job import Job
 from tests.simulation import tiny
 
 TABLE = {

@@ -6,9 +6,9 @@ a value, passing a kernel half of that: backward 0.273 + 0.112 = 0.385 s. Forwar
 
 import pytest
 
+from fedel.simulation import clock
+from fedel.simulation.conditions import Faults, Link
 from fedel.types import Report, StepCost
-from simulation import clock
-from simulation.conditions import Faults, Link
 from tests.simulation.fakes import play, run_config, slowed
 from tests.strategies import fakes
 

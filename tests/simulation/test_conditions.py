@@ -2,7 +2,7 @@ import pytest
 
 from fedel import config
 from fedel.errors import ConfigError
-from simulation.conditions import Faults, Link, Network
+from fedel.simulation.conditions import Faults, Link, Network
 from tests.simulation.fakes import play, run_config, slowed
 from tests.strategies.fakes import fleet, same_bits
 

@@ -6,10 +6,10 @@ import pytest
 from fedel import config
 from fedel.core.timing import budget
 from fedel.errors import ConfigError, ProfileError
+from fedel.simulation import devices
+from fedel.simulation.conditions import Network
+from fedel.simulation.devices import Fleet
 from fedel.training.profile_io import save_profile
-from simulation import devices
-from simulation.conditions import Network
-from simulation.devices import Fleet
 from tests.strategies import fakes
 
 

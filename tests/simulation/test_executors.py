@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 
 from fedel.errors import DataError, ServiceError
-from simulation.executors import Board, Processes
+from fedel.simulation.executors import Board, Processes
 from tests.simulation.fakes import play, run_config
 from tests.strategies.fakes import fleet, initial_model, same_bits, spec
 

@@ -2,9 +2,9 @@ import pytest
 
 from fedel.config import tomllib, write
 from fedel.errors import ConfigError
+from fedel.simulation.job import Job
+from fedel.simulation.start import driving_scope
 from fedel.strategies import build
-from simulation.job import Job
-from simulation.start import driving_scope
 
 
 def test_a_job_survives_being_written_and_read():

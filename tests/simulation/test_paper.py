@@ -2,8 +2,8 @@
 
 import pytest
 
+from fedel.job import RunConfig
 from fedel.models import build
-from fedel.run import RunConfig
 from fedel.training.orin import orin_profile
 from tests.simulation.fakes import play
 from tests.strategies import fakes

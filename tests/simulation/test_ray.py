@@ -3,8 +3,8 @@ from functools import partial
 import pytest
 
 from fedel.errors import ConfigError
-from simulation.on_ray import OnRay
-from simulation.workers import Worker
+from fedel.simulation.on_ray import OnRay
+from fedel.simulation.workers import Worker
 from tests.simulation.fakes import FakeWorkload, play, run_config
 from tests.strategies.fakes import fleet, same_bits
 

@@ -2,8 +2,8 @@ from itertools import pairwise
 
 import pytest
 
+from fedel.simulation.job import Evaluation
 from fedel.strategies import build
-from simulation.job import Evaluation
 from tests.simulation.fakes import play, run_config, slowed
 from tests.strategies import fakes
 from tests.strategies.fakes import fleet, run_rounds, same_bits

@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from fedel.errors import ConfigError
-from simulation.store import RunFolder
+from fedel.simulation.store import RunFolder
 from tests.simulation.fakes import play, run_config
 from tests.strategies.fakes import fleet, same_bits
 

@@ -8,12 +8,12 @@ import torch
 from safetensors.numpy import load_file
 
 from fedel.report import runs
+from fedel.simulation import profiles, start
+from fedel.simulation.job import Job
+from fedel.simulation.workers import Exam
+from fedel.simulation.workload import TorchWorkload, fresh_model
 from fedel.training.factory import initial_model, make_data, make_model
 from fedel.training.profile_io import load_profile, save_profile
-from simulation import profiles, start
-from simulation.job import Job
-from simulation.workers import Exam
-from simulation.workload import TorchWorkload, fresh_model
 from tests.simulation import tiny
 from tests.strategies.fakes import same_bits
 

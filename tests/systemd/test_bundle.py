@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from zipfile import ZipFile
 
-from agents.edge.systemd.missing import missing
+from fedel_edge.systemd.missing import missing
 
 
 def wheel(folder: Path, name: str, *requirements: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.profile import add_parser
+from fedel.cli.profile import add_parser
 from fedel.errors import ConfigError
 from fedel.training.profile_io import load_profile
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_coordinator.server import serving
 
 from fedel.errors import ServiceError
 from fedel.v1 import coordinator_pb2 as pb
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.server import serving
 from tests.services.coordinator.support import RUN, SPEC, asynchronous, run_config
 from tests.web.support import ACCURACIES, TOKEN, shown
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serving as aggregating
+from fedel_coordinator import gauges
 from grpc import aio
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -19,9 +22,6 @@ from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.wire.channel import connect
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model, model_header, push_model, push_update
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import serving as aggregating
-from services.coordinator import gauges
 from tests.services.coordinator.support import RUN, SPEC, asynchronous, run_config
 from tests.strategies.fakes import WORK, FakeTrainer, fleet, initial_model
 from tests.web.support import ACCURACIES, Asker, samples, shown

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serving
 from grpc import aio
 
 from fedel.roles.aggregator import RoundFold
@@ -16,8 +18,6 @@ from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.wire.channel import connect
 from fedel.wire.payload import pack
 from fedel.wire.streams import model_header, push_model, push_update, reason_of
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import serving
 
 SPEC = ModelSpec(
     "toy",

@@ -26,7 +26,7 @@ from tests.services.aggregator.support import (
 # A server in which one function kills the process, as kill -9 would, before or after its work.
 DEADLY = """
 import os, signal, sys
-from services.aggregator import __main__ as program, journal, store, uploads
+from fedel_aggregator import __main__ as program, journal, store, uploads
 uploads.BATCH_BYTES = 1
 place, when, countdown = sys.argv[1], sys.argv[2], int(sys.argv[3])
 owner, name = {"commit update": (journal.Journal, "commit"), "append": (journal.Part, "append"),
@@ -164,7 +164,7 @@ async def test_a_damaged_acknowledged_update_stops_the_start_and_says_which_file
     path.write_bytes(data)
     server = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "services.aggregator", "--set", f"data_dir={tmp_path / 'data'}", "--set", "listen=127.0.0.1:0"),
+        *("-m", "fedel_aggregator", "--set", f"data_dir={tmp_path / 'data'}", "--set", "listen=127.0.0.1:0"),
         stderr=asyncio.subprocess.PIPE,
     )
     _, words = await server.communicate()
@@ -176,7 +176,7 @@ async def test_a_damaged_acknowledged_update_stops_the_start_and_says_which_file
 async def test_a_wrong_setting_ends_with_its_exit_code_and_a_hint(tmp_path):
     server = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "services.aggregator", "--set", "max_upload=3"),
+        *("-m", "fedel_aggregator", "--set", "max_upload=3"),
         stderr=asyncio.subprocess.PIPE,
     )
     _, words = await server.communicate()

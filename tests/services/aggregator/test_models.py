@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import safetensors.numpy
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import SERVICE, serving
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedel.errors import ServiceError
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.wire.channel import connect
 from fedel.wire.streams import fetch_model, model_header, push_model
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import SERVICE, serving
 from tests.services.aggregator.support import (
     FEDAVG,
     SPEC,

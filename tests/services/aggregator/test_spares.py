@@ -1,15 +1,15 @@
 """Files of closed rounds that the next round writes over: what was in them never shows."""
 
 import pytest
+from fedel_aggregator import spares
+from fedel_aggregator.journal import Journal
+from fedel_aggregator.spares import Spares
 
 from fedel.errors import ServiceError
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model
-from services.aggregator import spares
-from services.aggregator.journal import Journal
-from services.aggregator.spares import Spares
 from tests.services.aggregator.support import (
     SPEC,
     aggregator,

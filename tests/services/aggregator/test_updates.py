@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from fedel_aggregator import uploads
 
 from fedel.types import Patch
 from fedel.v1 import aggregator_pb2 as pb
@@ -12,7 +13,6 @@ from fedel.v1.model_pb2 import Chunk
 from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model, push_update
-from services.aggregator import uploads
 from tests.services.aggregator.support import (
     SPEC,
     aggregator,

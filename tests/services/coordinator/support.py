@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serving as aggregating
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_coordinator.coordinator import Coordinator
+from fedel_coordinator.server import serving
 from grpc import aio
 
+from fedel.job import RunConfig
 from fedel.roles.edge import KeptMemories, run_task
 from fedel.roles.sharding import assign
-from fedel.run import RunConfig
 from fedel.strategies import build
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
@@ -26,11 +31,6 @@ from fedel.wire.channel import connect
 from fedel.wire.codec import memory_from_pb, profile_to_pb, report_to_pb, spec_to_pb, task_from_pb
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model, model_header, push_model, push_update
-from services.aggregator.config import AggregatorConfig
-from services.aggregator.server import serving as aggregating
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.coordinator import Coordinator
-from services.coordinator.server import serving
 from tests.strategies.fakes import WORK, FakeTrainer, initial_model, spec
 from tests.strategies.fakes import fleet as uneven_trainers
 

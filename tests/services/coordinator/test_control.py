@@ -9,13 +9,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fedel_coordinator import servicer
 from grpc import aio
 
 from fedel.strategies import build
 from fedel.strategies.base import scope_of
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.codec import spec_to_pb
-from services.coordinator import servicer
 from tests.services.coordinator.support import RUN, SPEC, Federation, asynchronous, run_config, trainers
 from tests.strategies.fakes import run_rounds, same_bits
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from fedel_coordinator.news import News
 
-from services.coordinator.news import News
 from tests.services.coordinator.support import asynchronous
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fedel_coordinator.__main__ import main, read_config
+from fedel_coordinator.server import SERVICE
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
-from services.coordinator.__main__ import main, read_config
-from services.coordinator.server import SERVICE
 from tests.services.coordinator.support import STEP_SECONDS, Federation, asynchronous, run_config
 from tests.services.coordinator.test_rounds import expected_model
 from tests.strategies.fakes import same_bits
 
 
 class Process:
-    """``python -m services.coordinator`` on a federation's database."""
+    """``python -m fedel_coordinator`` on a federation's database."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -39,7 +39,7 @@ class Process:
         }
         arguments = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.coordinator", *arguments, stderr=asyncio.subprocess.PIPE
+            sys.executable, "-m", "fedel_coordinator", *arguments, stderr=asyncio.subprocess.PIPE
         )
         assert self.process.stderr is not None
         while b"listens on" not in (line := await asyncio.wait_for(self.process.stderr.readline(), 30)):

@@ -7,15 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedel import config as toml
-from fedel.roles.coordinator import RunState
-from fedel.run import RunConfig
-from fedel.strategies import build
-from services.coordinator.rundir import RunDirectory
-from services.coordinator.saved import (
+from fedel_coordinator.rundir import RunDirectory
+from fedel_coordinator.saved import (
     plan_from_text,
     plan_to_text,
     profile_from_text,
@@ -26,6 +19,13 @@ from services.coordinator.saved import (
     state_from_text,
     state_to_text,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedel import config as toml
+from fedel.job import RunConfig
+from fedel.roles.coordinator import RunState
+from fedel.strategies import build
 from tests.services.coordinator.support import RUN, SPEC, Federation, asynchronous, run_config, trainers
 from tests.strategies.fakes import frozen_spec, run_rounds
 

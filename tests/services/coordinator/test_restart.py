@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from fedel_coordinator.shards import Shards
+from fedel_coordinator.sql import SqlStore
 
 from fedel.v1 import coordinator_pb2 as pb
-from services.coordinator.shards import Shards
-from services.coordinator.sql import SqlStore
 from tests.services.coordinator.postgres import fresh_database
 from tests.services.coordinator.support import RUN, STEP_SECONDS, Federation, asynchronous, run_config
 from tests.services.coordinator.test_rounds import expected_model

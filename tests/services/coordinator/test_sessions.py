@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fedel_coordinator.fleet import Device, Fleet
 from grpc import aio
 
 from fedel.types import TimingProfile
 from fedel.v1 import coordinator_pb2 as pb
-from services.coordinator.fleet import Device, Fleet
 from tests.services.coordinator.support import (
     RUN,
     SPEC,

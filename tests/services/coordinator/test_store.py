@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-
-from fedel.errors import ServiceError
-from services.coordinator.migrations import STEPS, migrate
-from services.coordinator.sql import SqlStore, metadata
-from services.coordinator.store import (
+from fedel_coordinator.migrations import STEPS, migrate
+from fedel_coordinator.sql import SqlStore, metadata
+from fedel_coordinator.store import (
     CLOSED,
     COMMITTED,
     OPEN,
@@ -25,6 +23,8 @@ from services.coordinator.store import (
     Store,
     StoreUnavailable,
 )
+
+from fedel.errors import ServiceError
 from tests.services.coordinator.postgres import fresh_database
 
 RUN = RunRow("a", '{"x": "ä"}', "{}", 2, "waiting", 10.5)

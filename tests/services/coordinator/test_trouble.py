@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedel_coordinator.sql import SqlStore
+from fedel_coordinator.store import StoreUnavailable
+
 from fedel.v1 import coordinator_pb2 as pb
-from services.coordinator.sql import SqlStore
-from services.coordinator.store import StoreUnavailable
 from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config
 from tests.services.coordinator.test_rounds import expected_model
 from tests.strategies.fakes import same_bits

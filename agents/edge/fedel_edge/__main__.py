@@ -1,0 +1,73 @@
+"""``python -m fedel_edge --config agent.toml``: run the agent until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from fedel import config as configuration
+from fedel.errors import FedelError
+from fedel.logs import set_up_logging
+from fedel.security.tls import add_options
+from fedel_edge.agent import Agent
+from fedel_edge.config import AgentConfig
+from fedel_edge.credentials import adopt
+from fedel_edge.notify import Systemd, told
+from fedel_edge.shown import shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="fedel agent", description="Take part in federated runs.")
+    parser.add_argument("--config", metavar="FILE", help="TOML file; see configs/agent.toml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    add_options(parser)
+    args = parser.parse_args(arguments)
+    try:
+        return run(load(args.config, args.set))
+    except FedelError as error:
+        print(f"fedel agent: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def load(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:
+    """The configuration of a file, or the defaults, with overrides applied."""
+    table = configuration.read(path) if path else {}
+    for override in overrides:
+        configuration.override_key(table, override)
+    return configuration.parse(AgentConfig, table, path or "agent")
+
+
+def run(config: AgentConfig) -> int:
+    set_up_logging(config.log_level, config.log_json)
+    busy = asyncio.run(_run(config))
+    if busy:
+        # A step of torch cannot be interrupted, and the interpreter must not be taken down under it.
+        logging.shutdown()
+        os._exit(0)
+    return 0
+
+
+async def _run(config: AgentConfig) -> bool:
+    """Returns whether a training that was given up still keeps its thread busy."""
+    with shown(config.http) as metrics:
+        agent, systemd = Agent(adopt(config), metrics=metrics), Systemd()
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            systemd.tell(STOPPING="1")
+            agent.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        async with told(systemd, lambda: agent.status):
+            await agent.run()
+        return agent.worker.busy
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""All checks of an agent, in the order in which each needs the ones before it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from fedel.errors import CertificateError, ConfigError
+from fedel.job import RunConfig
+from fedel.security.certificates import utc_now
+from fedel.security.folder import Credentials
+from fedel_edge.certificate import named
+from fedel_edge.config import AgentConfig
+from fedel_edge.credentials import kept_folder, latest
+from fedel_edge.preflight import machine, reach
+from fedel_edge.preflight.findings import BAD, ENROL, Finding, bad, good, skipped
+
+
+async def preflight(
+    config: AgentConfig, job: RunConfig | None = None, root: Path = Path("/")
+) -> AsyncIterator[Finding]:
+    """What each check finds, as soon as it does."""
+    async for finding in servers(config):
+        yield finding
+    for finding in device(config, job, root):
+        yield finding
+
+
+async def servers(config: AgentConfig) -> AsyncIterator[Finding]:
+    """This device's certificate, the servers, and its clock beside theirs."""
+    found, own = certificate(config)
+    yield found
+    if found.state == BAD:
+        yield skipped("coordinator", "not dialled without a good certificate")
+        yield skipped("clock", "the coordinator could not be asked for its time")
+        return
+    coordinator = await reach.reach("coordinator", config.coordinator, own)
+    yield coordinator.finding
+    yield reach.clock(coordinator)
+    for address in coordinator.aggregators:
+        yield (await reach.reach("aggregator", address, own)).finding
+
+
+def device(config: AgentConfig, job: RunConfig | None, root: Path = Path("/")) -> Iterator[Finding]:
+    """What is needed to train; what comes last takes longest."""
+    yield machine.disk(config)
+    yield machine.memory(root)
+    there = machine.torch_there(config)
+    yield there
+    if there.state == BAD:
+        yield skipped("data set", "needs torch")
+        yield skipped("one step", "needs torch")
+        return
+    if job is not None and job.trainer != RunConfig.trainer:
+        yield skipped("data set", f"the job brings a trainer of its own, {job.trainer}")
+        yield skipped("one step", "that trainer alone knows how")
+        return
+    found, data = machine.data_set(config, job)
+    yield found
+    yield (
+        skipped("one step", "needs the data set") if found.state == BAD else machine.one_step(config, job, data)
+    )
+
+
+def certificate(config: AgentConfig) -> tuple[Finding, Credentials | None]:
+    """Whose certificate it is, and for how long; none where plain text is spoken."""
+    check = "certificate"
+    try:
+        how = config.tls.check(config.coordinator)
+    except ConfigError as error:
+        return bad(check, f"none, and {config.coordinator} is another machine", str(error)), None
+    if not config.tls.secure:
+        return skipped(check, how), None
+    try:
+        own = latest(config.tls.folder, kept_folder(config))
+        named(config, own)
+    except CertificateError as error:
+        return bad(check, str(error), ENROL), None
+    facts = own.facts
+    left = (facts.not_after - utc_now()).total_seconds() / 86400
+    due = ", about to be renewed" if facts.renewable(utc_now()) else ""
+    return good(check, f"{facts.identity}, for {left:.1f} days more{due}"), own

@@ -1,0 +1,184 @@
+"""``fedel experiment``: the paper's tables and figures, from runs that are done if they are missing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedel.experiments.pages import Report
+    from fedel.experiments.plans import Run
+
+NAMES = (
+    "table1",
+    "longer",
+    "deviation",
+    "composition",
+    "rollback",
+    "beta",
+    "budget",
+    "window",
+    "resources",
+    "statistics",
+    "selection",
+    "importance",
+    "devices",
+)
+EXAMPLE = """example:
+  fedel experiment table1 --scale small --tasks cifar10
+  fedel experiment all --scale small --list             # which runs there are to do
+  fedel experiment all --scale small --only-report      # from the runs done so far
+"""
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "experiment",
+        help="a table or figure of the paper: do the runs, compare with its numbers",
+        description="Do the runs that a table or figure needs; report.html and results.md have the "
+        "paper's numbers beside ours. Runs that are there are reused; Ctrl-C loses at most a round.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("name", choices=("all", *NAMES), metavar="NAME", help=f"all, {', '.join(NAMES)}")
+    add("--scale", default="small", help="ci (seconds), small (hours on two cores), paper, or a TOML file")
+    add(
+        "--tasks",
+        type=_words,
+        default=(),
+        metavar="A,B",
+        help="of cifar10, tiny-imagenet, speech, text",
+    )
+    add(
+        "--seeds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="runs of everything (default: as the scale says)",
+    )
+    add("--out", type=Path, metavar="DIR", help="where runs and report go (default: runs/experiments/SCALE)")
+    add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one a core)")
+    add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
+    add("--list", action="store_true", help="list the runs and how far they are, and do nothing")
+    add("--only-report", action="store_true", help="do no runs, report on those that are there")
+    add(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="write the Markdown page here too, pictures in img/ beside",
+    )
+    add("--json", action="store_true", help="print the results, or the list, as JSON")
+    parser.set_defaults(run=main)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def main(arguments: argparse.Namespace) -> int:
+    sys.path.insert(0, str(Path.cwd()))
+    from fedel.experiments import plans, report, runner, scale  # torch takes seconds to import
+
+    size = scale.load(arguments.scale)
+    out = arguments.out or Path("runs") / "experiments" / size.name
+    names = NAMES if arguments.name == "all" else (arguments.name,)
+    wanted = {name: plans.plan(name, size, arguments.tasks, arguments.seeds) for name in names}
+    runs = plans.distinct(run for planned in wanted.values() for run in planned)
+    if arguments.list:
+        _list(runs, out / "runs", arguments.json)
+        return 0
+    failed: dict[str, str] = {}
+    if not arguments.only_report:
+        options = {"executor": arguments.executor, "num_workers": arguments.workers}
+        with _screen() as screen:
+            failed = runner.do_missing(runs, out / "runs", screen, **options)
+    made = report.make(size, wanted, out / "runs", failed)
+    written = report.write(made, out, arguments.markdown)
+    if arguments.json:
+        print(json.dumps(report.as_json(made)))
+    else:
+        _summary(made)
+        print(f"{made.num_done} of {len(runs)} runs are done; report: {', '.join(map(str, written))}")
+    return 1 if failed else 0
+
+
+def _summary(made: Report) -> None:
+    for section in made.sections:
+        for verdict in section.verdicts:
+            print(f"{verdict.word}: {verdict.claim} ({verdict.numbers})")
+    for section in made.sections:
+        if section.missing:
+            print(f"{section.name}: missing are {'; '.join(section.missing)}")
+
+
+def _list(runs: list[Run], place: Path, as_json: bool) -> None:
+    from fedel.experiments import runner
+
+    rows = [
+        {
+            "run": run.name,
+            "task": run.task,
+            "label": run.label,
+            "seed": run.seed,
+            "state": runner.state(run, place),
+            "rounds_done": runner.rounds_done(run, place),
+            "rounds": run.num_rounds,
+        }
+        for run in runs
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print(f"{row['state']:8}{row['rounds_done']:>4}/{row['rounds']:<4} {row['run']}  ({row['label']})")
+    print(f"{sum(row['state'] == runner.DONE for row in rows)} of {len(rows)} runs are done")
+
+
+class _Lines:
+    """A line when a run begins, when it was tested, and when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def run_begins(self, run: Run, place: int, total: int) -> None:
+        self._say(f"[{place}/{total}] {run.name}")
+
+    def round_done(self, run: Run, record: dict[str, Any], seconds_left: float) -> None:
+        if record["accuracy"] is not None:
+            self._say(
+                f"  round {record['round'] + 1:>3}/{run.num_rounds}  accuracy {100 * record['accuracy']:.2f} %"
+                f"  {record['wall_seconds']:.1f} s here  {_duration(seconds_left)} left for all"
+            )
+
+    def run_ended(self, run: Run, said: str) -> None:  # noqa: ARG002
+        self._say(f"  {said}")
+
+
+@contextmanager
+def _screen() -> Iterator[_Lines]:
+    console = Console(stderr=True)
+    try:
+        yield _Lines(console)
+    except KeyboardInterrupt:
+        console.print("\nstopped; the same command goes on where it stopped", highlight=False)
+        raise
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(95), _duration(8000)
+    ('2 min', '2 h 13 min')
+    """
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,146 @@
+"""``fedel runs`` and ``fedel status``: what a federation is doing, and what lies on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.table import Table
+
+from fedel.cli.certs import add_certs
+from fedel.cli.screen import PHASES, Screen
+from fedel.cli.submit import control, follow, list_runs
+from fedel.errors import ConfigError
+from fedel.report import runs as run_directories
+from fedel.security.tls import Tls
+from fedel.v1 import coordinator_pb2 as pb
+
+ADDRESS = "127.0.0.1:7070"
+ACTIONS = {"pause": pb.RUN_ACTION_PAUSE, "resume": pb.RUN_ACTION_RESUME, "stop": pb.RUN_ACTION_STOP}
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    status = verbs.add_parser(
+        "status",
+        help="how a run of a federation stands, client by client",
+        description="How a run stands, client by client; --follow stays until it is over.",
+        epilog="example:\n  fedel status --coordinator server:7070 --follow\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    status.add_argument("name", nargs="?", default="", help="name of the run (default: the newest)")
+    status.add_argument("--coordinator", default=ADDRESS, metavar="HOST:PORT")
+    add_certs(status)
+    status.add_argument("--follow", action="store_true", help="stay until the run is over")
+    status.add_argument("--json", action="store_true", help="print it as JSON")
+    status.set_defaults(run=show_status)
+
+    runs = verbs.add_parser(
+        "runs",
+        help="list runs, pause, resume or stop one",
+        description="List the runs of a directory or a federation; pause, resume or stop one of a federation.",
+        epilog="example:\n  fedel runs\n  fedel runs stop demo-fedel --coordinator server:7070\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    runs.add_argument("action", nargs="?", choices=["list", *ACTIONS], default="list")
+    runs.add_argument("name", nargs="?", default="", help="name of the run")
+    runs.add_argument("--coordinator", default="", metavar="HOST:PORT", help=f"a federation, such as {ADDRESS}")
+    add_certs(runs)
+    runs.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs on this machine")
+    runs.add_argument("--json", action="store_true", help="print it as JSON")
+    runs.set_defaults(run=main)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    tls = Tls.of_user(arguments.certs)
+    if arguments.action == "list":
+        rows = (
+            asyncio.run(_listed(arguments.coordinator, tls))
+            if arguments.coordinator
+            else _on_disk(arguments.out)
+        )
+        _show(rows, arguments.json)
+        return 0
+    if not arguments.name:
+        raise ConfigError(f"`fedel runs {arguments.action}` needs the name of a run; `fedel runs` lists them")
+    address = arguments.coordinator or ADDRESS
+    status = asyncio.run(control(address, arguments.name, ACTIONS[arguments.action], tls))
+    print(json.dumps(MessageToDict(status)) if arguments.json else f"{status.run}: {PHASES.get(status.phase)}")
+    return 0
+
+
+def show_status(arguments: argparse.Namespace) -> int:
+    console = Console()
+    status = asyncio.run(_status(arguments, console))
+    if arguments.json:
+        print(json.dumps(MessageToDict(status, preserving_proto_field_name=True)))
+    return 0
+
+
+async def _status(arguments: argparse.Namespace, console: Console) -> pb.RunStatus:
+    tls = Tls.of_user(arguments.certs)
+    known = await list_runs(arguments.coordinator, tls)
+    chosen = [s for s in known if arguments.name in ("", s.run)]
+    if not chosen:
+        names = ", ".join(s.run for s in known) or "none"
+        raise ConfigError(f"{arguments.coordinator} has no run '{arguments.name}'; it has: {names}")
+    if arguments.json:
+        return chosen[0]
+    num_blocks = max((c.window.front_block for c in chosen[0].clients), default=1)
+    with Screen(console, num_blocks) as screen:
+        if arguments.follow:
+            return await follow(arguments.coordinator, chosen[0].run, screen.show, tls)
+        screen.show(chosen[0])
+    return chosen[0]
+
+
+async def _listed(address: str, tls: Tls) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": s.run,
+            "strategy": json.loads(s.config_json).get("strategy", {}).get("name", "?"),
+            "phase": PHASES.get(s.phase, "?"),
+            "rounds": f"{s.round_num}/{s.num_rounds}",
+            "clients": sum(c.connected for c in s.clients),
+            "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(s.created_at)),
+        }
+        for s in await list_runs(address, tls)
+    ]
+
+
+def _on_disk(directory: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(directory.glob("*/rounds.jsonl")):
+        run = run_directories.load(path.parent)
+        accuracies = [accuracy for _, _, accuracy in run.accuracies()]
+        found.append(
+            {
+                "run": str(path.parent),
+                "strategy": run.strategy,
+                "phase": "finished" if run.result else "unfinished",
+                "rounds": len(run.rounds),
+                "accuracy": f"{100 * accuracies[-1]:.1f} %" if accuracies else "-",
+                "report": "yes" if (path.parent / "report.html").exists() else "no",
+            }
+        )
+    return found
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows))
+        return
+    if not rows:
+        print("no runs yet; `fedel demo` or `fedel run JOB.toml` makes one")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row.values()))
+    Console().print(table)

@@ -1,0 +1,169 @@
+"""``fedel simulate``: a fleet of a hundred unequal devices on a virtual clock, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedel import config
+
+EXAMPLE = """example:
+  fedel simulate configs/simulation.toml
+  fedel simulate configs/simulation.toml --set strategy.name=fedavg --workers 8
+  fedel simulate configs/simulation.toml --resume        # go on after Ctrl-C
+"""
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "simulate",
+        help="a fleet of a hundred unequal devices, on a virtual clock",
+        description="Train for real, on the time that a fleet of unequal devices would take. The same seed "
+        "gives the same model, whatever the number of workers. Every round is on disk before the next one.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("job", type=Path, help="TOML file: strategy, workload, rounds, work, budget, fleet, partition, ...")
+    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
+    add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one a core)")
+    add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
+    add("--name", default="", help="name of the run (default: job, strategy and seed)")
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="where the run's directory goes")
+    add("--resume", action="store_true", help="go on with the run where it was stopped")
+    add("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=main)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    sys.path.insert(0, str(Path.cwd()))
+    from fedel.simulation import start  # torch takes seconds to import
+    from fedel.simulation.job import Job
+
+    job = Job.parse(config.read(arguments.job, arguments.set), str(arguments.job))
+    name = arguments.name or f"{arguments.job.stem}-{_label(dict(job.run.strategy))}-{job.run.seed}"
+    path, console = arguments.out / name, Console(stderr=True)
+    try:
+        with (
+            start.session(
+                job,
+                path,
+                resume=arguments.resume,
+                executor=arguments.executor,
+                num_workers=arguments.workers,
+            ) as session,
+            _screen(console, session.simulation.standing.state.round_num, job.run.rounds.num_rounds) as screen,
+        ):
+            result = start.play_all(session, screen.round_done, screen.client_done)
+    except KeyboardInterrupt:
+        command = f"fedel simulate {arguments.job} --resume"
+        console.print(
+            f"\nstopped; go on with `{command}` and the same options", highlight=False, soft_wrap=True
+        )
+        return 130
+    report = _report(path)
+    if arguments.json:
+        print(json.dumps(result))
+        return 0
+    print(_summary(result))
+    print(
+        f"report: {report}"
+        if report
+        else f"{path}: no report, for want of matplotlib (pip install 'fedel[plots]')"
+    )
+    return 0
+
+
+def _label(strategy: dict[str, Any]) -> str:
+    name = str(strategy.get("name", "?"))
+    return f"{name}-{_label(strategy['base'])}" if isinstance(strategy.get("base"), dict) else name
+
+
+def _report(path: Path) -> Path | None:
+    try:
+        from fedel.report import page, runs
+    except ImportError:
+        return None
+    return page.write([runs.load(path)], path)
+
+
+def _summary(result: dict[str, Any]) -> str:
+    accuracy = result["accuracy"]
+    said = "no test data, so no accuracy" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
+    if accuracy is not None:
+        said += f" (best {100 * result['best_accuracy']:.2f} % in round {result['best_round'] + 1})"
+    return (
+        f"{result['strategy']}: {said} after {result['rounds']} rounds, "
+        f"{_duration(result['virtual_seconds'])} on the virtual clock ({result['scope']}), "
+        f"{_duration(result['wall_seconds'])} here; "
+        f"{result['bytes_up'] / 1e6:.1f} MB up, {result['bytes_down'] / 1e6:.1f} MB down"
+    )
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(0.25), _duration(95), _duration(8000)
+    ('0.250 s', '1 min 35 s', '2 h 13 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds:.3f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _line(record: dict[str, Any], num_rounds: int, left: float) -> str:
+    accuracy, loss = record["accuracy"], record["loss"]
+    return (
+        f"round {record['round'] + 1:>3}/{num_rounds}"
+        f"  {_duration(record['latency_seconds'])} virtual, {_duration(record['wall_seconds'])} here"
+        f"  {record['num_updates']}/{record['num_tasks']} updates"
+        f"  loss {'-' if loss is None else f'{loss:.3f}'}"
+        f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.2f} %'}"
+        f"  {_duration(left)} left"
+    )
+
+
+@contextmanager
+def _screen(console: Console, first_round: int, num_rounds: int) -> Iterator[SimpleNamespace]:
+    """A line a round, and on a terminal a bar below them that moves with every client."""
+    begin = time.monotonic()
+
+    def left(done: float) -> float:
+        return (time.monotonic() - begin) / max(done - first_round, 1e-9) * (num_rounds - done)
+
+    def say(record: dict[str, Any], show: Callable[[str], object]) -> None:
+        show(_line(record, num_rounds, left(record["round"] + 1)))
+
+    if not console.is_terminal:
+        yield SimpleNamespace(
+            round_done=lambda record: say(record, lambda line: print(line, file=sys.stderr, flush=True)),
+            client_done=None,
+        )
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bars:
+        state = SimpleNamespace(rounds=first_round)
+        bar = bars.add_task(f"round {first_round + 1}", total=num_rounds - first_round)
+
+        def round_done(record: dict[str, Any]) -> None:
+            state.rounds = record["round"] + 1
+            say(record, lambda line: bars.console.print(line, highlight=False, soft_wrap=True))
+            bars.update(bar, completed=state.rounds - first_round)
+
+        def client_done(done: int, total: int) -> None:
+            doing = f"round {state.rounds + 1}: {done}/{total} clients"
+            # Testing the model comes after the last client.
+            share = 0.95 * done / total
+            bars.update(bar, description=doing, completed=state.rounds - first_round + share)
+
+        yield SimpleNamespace(round_done=round_done, client_done=client_done)

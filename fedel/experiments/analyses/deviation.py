@@ -1,0 +1,115 @@
+"""Appendix C, table of deviations: how long a round takes against T_th, in both scopes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedel.experiments import pictures
+from fedel.experiments.outcomes import Outcome, Outcomes
+from fedel.experiments.sections import Picture, Row, Section, Table, Verdict, shown
+from fedel.experiments.stats import Estimate
+
+SCOPES = {
+    "fedel": "backward",
+    "fedel, probe on top": "backward, probe on top",
+    "fedel, whole step": "whole step",
+}
+
+
+def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> None:
+    section.notes.append(
+        "A round takes as long as its slowest client. The probe of importance is two more passes a round; with "
+        "probe_in_budget a client trains so much less that both fit T_th. On top of T_th, as in the paper, it "
+        "weighs the more the fewer steps a round has: the paper measured 2.4 %, the share of about 80 steps. "
+        "The paper's scope is the backward pass; where the whole step counts, T_th is the fastest device's "
+        "whole step, and a slow device may need longer than that for the forward pass of a deep window alone."
+    )
+    rows: list[Row] = []
+    for task in outcomes.tasks:
+        printed = paper.get(task, {})
+        for label, scope in SCOPES.items():
+            if not outcomes.of(task, label):
+                continue
+            mean = _mean_of(outcomes, task, label)
+            rows.append(
+                {
+                    "task": outcomes.scale.tasks[task].title,
+                    "scope": scope,
+                    "round %": mean(by_round),
+                    "paper %": printed.get("percent") if label != "fedel, whole step" else None,
+                    "a client %": mean(by_client),
+                    "largest client %": mean(largest),
+                    "without probe %": mean(without_probe),
+                    "FedAvg's round / T_th": _fedavg(outcomes, task, label),
+                    "paper's": printed["fedavg"] / printed["budget"] if printed else None,
+                }
+            )
+        section.verdicts += _verdicts(outcomes, task, printed)
+    if rows:
+        section.tables.append(Table("FedEL's training time above T_th", dict.fromkeys(rows[0], 2), rows))
+        section.pictures.append(
+            Picture("deviation", "Mean over rounds of round time / T_th - 1.", _picture(rows))
+        )
+
+
+def by_round(outcome: Outcome) -> float:
+    """Percent by which a round outlasts T_th, mean over rounds."""
+    return 100 * statistics.fmean(
+        r["latency_seconds"] / max(e["budget_seconds"] for e in r["clients"]) - 1
+        for r in outcome.report.rounds
+        if r["clients"]
+    )
+
+
+def by_client(outcome: Outcome) -> float:
+    """The same for a client of a round, mean over all."""
+    return 100 * statistics.fmean(outcome.report.deviations())
+
+
+def largest(outcome: Outcome) -> float:
+    return 100 * max(outcome.report.deviations())
+
+
+def without_probe(outcome: Outcome) -> float:
+    return 100 * statistics.fmean(
+        max(e["predicted_deviation"] for e in r["clients"]) for r in outcome.report.rounds if r["clients"]
+    )
+
+
+def _mean_of(
+    outcomes: Outcomes, task: str, label: str
+) -> Callable[[Callable[[Outcome], float]], Estimate | None]:
+    return lambda figure: outcomes.mean(task, label, figure)
+
+
+def _fedavg(outcomes: Outcomes, task: str, label: str) -> float | None:
+    """FedAvg's round in units of T_th; it trains alike in both scopes, its clocks differ."""
+    fedavg, fedel = outcomes.first(task, "fedavg"), outcomes.first(task, label)
+    if fedavg is None or fedel is None:
+        return None
+    scope = fedel.report.rounds[0]["scope"]
+    budget = statistics.fmean(max(e["budget_seconds"] for e in r["clients"]) for r in fedel.report.rounds)
+    return statistics.fmean(r["clock_seconds"][scope] for r in fedavg.report.rounds) / budget
+
+
+def _verdicts(outcomes: Outcomes, task: str, printed: Mapping[str, Any]) -> list[Verdict]:
+    limit, found = printed.get("percent"), []
+    for label, words in {"fedel": "", "fedel, probe on top": ", the probe on top"}.items():
+        mean = outcomes.mean(task, label, by_round)
+        title = outcomes.scale.tasks[task].title
+        claim = f"{title}: a round is at most {limit} % above T_th, as in the paper{words}"
+        holds = None if mean is None or limit is None else mean.mean <= limit
+        found.append(Verdict(claim, holds, f"{shown(mean, 2)} %"))
+    return found
+
+
+def _picture(rows: list[Row]) -> str:
+    groups: dict[str, dict[str, Estimate]] = {}
+    for row in rows:
+        group = groups.setdefault(row["task"].split(",")[0].split(" (")[0], {})
+        group[row["scope"]] = row["round %"]
+        if row["paper %"] is not None:
+            group["paper, backward"] = Estimate(row["paper %"], None, 1)
+    return pictures.bars(groups, "round above T_th (%)")

@@ -1,0 +1,189 @@
+"""From the name of an experiment to the runs it needs. Runs that are equal are one run, whoever needs them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fedel.config import nearest
+from fedel.errors import ConfigError
+from fedel.experiments.scale import Scale, Setting, overlaid
+from fedel.simulation.job import Job
+from fedel.strategies import METHODS, build, describe
+
+BASELINES = ("fedavg", "elastictrainer", "heterofl", "depthfl", "pyramidfl", "timelyfl", "fiarse")
+BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+LONGER = "fedel, 2 x rounds"
+BUDGETS = (0.5, 0.75, 1.0)
+"""T_th as a share of the fastest device's time for the whole model."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with its options, and what else of the job it changes."""
+
+    label: str
+    strategy: Mapping[str, Any]
+    job: Mapping[str, Any] = field(default_factory=dict)
+    longer: int = 1
+    """So many times the task's rounds, over which the learning rate falls as far."""
+
+
+def _plain(*names: str) -> tuple[Variant, ...]:
+    return tuple(Variant(name, {"name": name}) for name in names)
+
+
+def _beta(value: float) -> Variant:
+    return Variant(f"beta {value:g}", {"name": "fedel", "beta": value})
+
+
+def _budget(share: float) -> Variant:
+    job = {} if share == 1 else {"budget": {"policy": "share", "value": share}}
+    return Variant(f"T_th x {share:g}", {"name": "fedel"}, job)
+
+
+def _around(wrapper: str, base: str) -> Variant:
+    label = wrapper if base == "fedavg" else f"{wrapper}-{base}"
+    return Variant(label, {"name": wrapper, "base": {"name": base}})
+
+
+_EVERY = _plain(*BASELINES, "fedel")
+_DISJOINT = Variant("fedel-c", {"name": "fedel", "variant": "disjoint"})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    title: str
+    variants: tuple[Variant, ...]
+    tasks: tuple[str, ...] = ()
+    """Where the scale does not say; empty means all."""
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "table1": Experiment("Accuracy and time of FedEL and its baselines (table 1)", _EVERY),
+    "longer": Experiment(
+        "FedEL with twice the rounds: time to FedAvg's final metric",
+        (*_EVERY, Variant(LONGER, {"name": "fedel"}, longer=2)),
+    ),
+    "deviation": Experiment(
+        "Training time of a round against T_th (appendix C)",
+        (
+            *_plain("fedavg", "fedel"),
+            Variant("fedel, probe on top", {"name": "fedel", "probe_in_budget": False}),
+            Variant("fedel, whole step", {"name": "fedel"}, {"scope": "train"}),
+        ),
+    ),
+    "composition": Experiment(
+        "FedProx and FedNova with and without FedEL (appendix C)",
+        tuple(_around(w, b) for w in ("fedprox", "fednova") for b in ("fedavg", "fedel")),
+        ("cifar10",),
+    ),
+    "rollback": Experiment(
+        "The bias term O1 with and without rollback (appendix C)",
+        (
+            Variant("rollback", {"name": "fedel"}),
+            Variant("no-rollback", {"name": "fedel", "variant": "no-rollback"}),
+        ),
+        ("cifar10",),
+    ),
+    "beta": Experiment("Local against global importance", (*_plain("fedavg"), *map(_beta, BETAS))),
+    "budget": Experiment("Smaller budgets T_th", (*_plain("fedavg"), *map(_budget, BUDGETS))),
+    "window": Experiment("FedEL against FedEL-C", (*_plain("fedavg", "fedel"), _DISJOINT)),
+    "resources": Experiment("Memory and energy", _EVERY, ("cifar10",)),
+    "statistics": Experiment("FedEL against each method, seed by seed (appendix C)", _EVERY),
+    "selection": Experiment("Tensors selected over the rounds", _plain("fedel", "elastictrainer")),
+    "importance": Experiment("Importance of tensors across clients", _plain("fedel"), ("cifar10",)),
+    "devices": Experiment(
+        "Training time a round by device type", _plain("fedavg", "elastictrainer", "fedel"), ("cifar10",)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A simulation that an experiment needs."""
+
+    experiment: str
+    label: str
+    task: str
+    seed: int
+    table: Mapping[str, Any]
+    """The effective job, every default written out."""
+
+    @cached_property
+    def name(self) -> str:
+        """Of its directory: for the eye, and for whatever else is set a hash."""
+        settings = json.dumps(self.table, sort_keys=True).encode()
+        method = _method(self.table["strategy"])
+        return f"{self.task}-{method}-{self.seed}-{hashlib.sha256(settings).hexdigest()[:8]}"
+
+    @property
+    def num_rounds(self) -> int:
+        return int(self.table["rounds"]["num_rounds"])
+
+
+def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 0) -> list[Run]:
+    """The runs of an experiment, all methods with the first seed first.
+
+    ``tasks`` leaves others out, ``seeds`` overrides how many the scale has.
+    """
+    if experiment not in EXPERIMENTS:
+        raise ConfigError(f"unknown experiment '{experiment}'; {nearest(experiment, EXPERIMENTS)}")
+    for name in tasks:
+        if name not in scale.tasks:
+            raise ConfigError(f"scale {scale.name} has no task '{name}'; {nearest(name, scale.tasks)}")
+    planned, setting = EXPERIMENTS[experiment], scale.experiments.get(experiment, Setting())
+    runs = []
+    for name in setting.tasks or planned.tasks or scale.tasks:
+        if name not in scale.tasks or (tasks and name not in tasks):
+            continue
+        task = scale.tasks[name]
+        for seed in range(1, (seeds or setting.seeds or task.seeds) + 1):
+            for variant in planned.variants:
+                job = _longer(overlaid(overlaid(task.job, setting.job), variant.job), variant.longer)
+                table = _effective(job, variant.strategy, seed, scale, f"{scale.name}: {name}")
+                runs.append(Run(experiment, variant.label, name, seed, table))
+    return sorted(runs, key=lambda run: run.seed)
+
+
+def _longer(job: Mapping[str, Any], times: int) -> Mapping[str, Any]:
+    rounds = job["rounds"]
+    decay = rounds.get("lr_decay", 1.0) ** (1 / times)
+    more = {"num_rounds": times * rounds["num_rounds"], "lr_decay": decay}
+    return overlaid(job, {"rounds": more}) if times > 1 else job
+
+
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """Each run once, by the label that it has in the first experiment; those with the first seed first."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        found.setdefault(run.name, run)
+    return sorted(found.values(), key=lambda run: run.seed)
+
+
+def _effective(
+    job: Mapping[str, Any], strategy: Mapping[str, Any], seed: int, scale: Scale, where: str
+) -> dict[str, Any]:
+    """The job as it is stored: with the strategy's defaults too, so that a changed default is a new run."""
+    parsed = Job.parse({**job, "seed": seed, "strategy": _with_options(strategy, scale)}, where)
+    table = parsed.table()
+    table["strategy"] = describe(build(table["strategy"]))
+    normalised: dict[str, Any] = json.loads(json.dumps(table))
+    return normalised
+
+
+def _with_options(strategy: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
+    name = strategy["name"]
+    if name not in METHODS:
+        raise ConfigError(f"unknown strategy '{name}'; {nearest(name, METHODS)}")
+    table = {**scale.methods.get(name, {}), **strategy}
+    return {**table, "base": _with_options(strategy["base"], scale)} if "base" in strategy else table
+
+
+def _method(strategy: Mapping[str, Any]) -> str:
+    name = str(strategy["name"])
+    return f"{name}-{_method(strategy['base'])}" if isinstance(strategy.get("base"), Mapping) else name

@@ -1,0 +1,91 @@
+"""From what is there to ``report.html``, ``results.md`` and ``results.json``; what is missing is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedel import config
+from fedel.errors import FedelError
+from fedel.experiments import pages, runner
+from fedel.experiments.analyses import ablations, behaviour, deviation, longer, resources, statistics, table1
+from fedel.experiments.outcomes import Outcomes
+from fedel.experiments.pages import Report
+from fedel.experiments.plans import EXPERIMENTS, Run, distinct
+from fedel.experiments.scale import Scale
+from fedel.experiments.sections import Section
+from fedel.simulation.store import write as write_file
+
+PAPER = Path(__file__).with_name("paper.toml")
+ANALYSES: Mapping[str, Callable[[Section, Outcomes, Mapping[str, Any]], None]] = {
+    "table1": table1.analyse,
+    "longer": longer.analyse,
+    "deviation": deviation.analyse,
+    "composition": ablations.composition,
+    "rollback": ablations.rollback,
+    "beta": ablations.beta,
+    "budget": ablations.budget,
+    "window": ablations.window,
+    "resources": resources.analyse,
+    "statistics": statistics.analyse,
+    "selection": behaviour.selection,
+    "importance": behaviour.importance,
+    "devices": behaviour.devices,
+}
+
+
+def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed: Mapping[str, str]) -> Report:
+    """Analyse everything that is there."""
+    paper = config.read(PAPER)
+    sections = []
+    for name, runs in wanted.items():
+        section = Section(name, EXPERIMENTS[name].title)
+        outcomes = Outcomes(scale, runs, place)
+        section.missing += _grouped(outcomes.missing)
+        if outcomes.found:
+            try:
+                ANALYSES[name](section, outcomes, paper.get(name, {}))
+            except FedelError as error:
+                section.notes.append(f"Not all of this could be analysed: {error}")
+        sections.append(section)
+    runs = distinct(run for planned in wanted.values() for run in planned)
+    return Report(scale, sections, runs, {run.name: runner.state(run, place) for run in runs}, failed)
+
+
+def _grouped(runs: Sequence[Run]) -> list[str]:
+    seeds: dict[str, list[str]] = {}
+    for run in runs:
+        seeds.setdefault(f"{run.task} {run.label}", []).append(str(run.seed))
+    return [f"{name}, seed {', '.join(numbers)}" for name, numbers in seeds.items()]
+
+
+def write(report: Report, out: Path, markdown: Path | None = None) -> list[Path]:
+    """Write page, Markdown and figures as JSON into ``out``; if asked, the Markdown elsewhere too."""
+    page, data = out / "report.html", out / "results.json"
+    write_file(page, pages.page(report).encode())
+    write_file(data, (json.dumps(as_json(report), indent=1) + "\n").encode())
+    texts = [out / "results.md", *([markdown] if markdown else [])]
+    for text in texts:
+        pictures = text.parent / "img" / text.stem
+        for picture in (p for section in report.sections for p in section.pictures):
+            write_file(pictures / f"{picture.name}.svg", picture.svg.encode())
+        write_file(text, pages.markdown(report, f"img/{text.stem}").encode())
+    return [page, data, *texts]
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """All figures, without the pictures; a number that is not finite is null."""
+    sections = [
+        {key: value for key, value in dataclasses.asdict(section).items() if key != "pictures"}
+        for section in report.sections
+    ]
+    runs = [
+        {"name": r.name, "task": r.task, "seed": r.seed, "state": report.states[r.name], "job": r.table}
+        for r in report.runs
+    ]
+    found = {"scale": report.scale.name, "sections": sections, "runs": runs, "failed": dict(report.failed)}
+    made: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)
+    return made

@@ -1,0 +1,132 @@
+"""Does the runs that are missing, one at a time; reuses those that are there, goes on with those begun."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedel.errors import FedelError
+from fedel.experiments.plans import Run
+from fedel.simulation import start
+from fedel.simulation.job import Job
+from fedel.simulation.store import RunFolder
+
+DONE, BEGUN, MISSING = "done", "begun", "missing"
+
+
+class Screen(Protocol):
+    """Where progress is shown."""
+
+    def run_begins(self, run: Run, place: int, total: int) -> None: ...
+
+    def round_done(self, run: Run, record: dict[str, Any], seconds_left: float) -> None: ...
+
+    def run_ended(self, run: Run, said: str) -> None: ...
+
+
+@dataclass
+class Pace:
+    """Wall seconds a round, learnt from every round done, task by task; other tasks are a guess until then."""
+
+    seen: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def learn(self, task: str, seconds: float, rounds: int = 1) -> None:
+        before = self.seen.get(task, (0.0, 0))
+        self.seen[task] = before[0] + seconds, before[1] + rounds
+
+    def seconds(self, task: str, rounds: int) -> float:
+        """
+        >>> pace = Pace(); pace.learn("a", 30, rounds=10); pace.seconds("a", 5), pace.seconds("b", 2)
+        (15.0, 6.0)
+        """
+        known = [self.seen[task]] if task in self.seen else list(self.seen.values())
+        total = sum(n for _, n in known)
+        return rounds * sum(s for s, _ in known) / total if total else 0.0
+
+
+def state(run: Run, out: Path) -> str:
+    """``done``, ``begun`` or ``missing``; raises ConfigError if another job's run has its name."""
+    folder = out / run.name
+    RunFolder(folder).check(run.table, resume=True)
+    if (folder / "result.json").exists():
+        return DONE
+    return BEGUN if (folder / "rounds.jsonl").exists() else MISSING
+
+
+def rounds_done(run: Run, out: Path) -> int:
+    return len(RunFolder(out / run.name).records())
+
+
+def do_missing(
+    runs: Sequence[Run], out: Path, screen: Screen, *, executor: str = "processes", num_workers: int = 0
+) -> dict[str, str]:
+    """Do all runs that are not done; returns by name what went wrong with those that could not be done.
+
+    Every round is on disk before the next one, so that it may be interrupted at any moment.
+    """
+    pace, failed, todo = Pace(), dict[str, str](), list[Run]()
+    for run in runs:
+        if state(run, out) == DONE:
+            result = json.loads((out / run.name / "result.json").read_text(encoding="utf-8"))
+            pace.learn(run.task, result["wall_seconds"], result["rounds"])
+        else:
+            todo.append(run)
+    for place, run in enumerate(todo):
+        screen.run_begins(run, place + 1, len(todo))
+        begin = time.monotonic()
+        try:
+            with _alone(out / run.name) as alone:
+                if not alone:
+                    screen.run_ended(run, "another process is at it; left to that one")
+                    continue
+                result = _do(run, todo[place + 1 :], out, screen, pace, executor, num_workers)
+        except FedelError as error:
+            failed[run.name] = str(error)
+            screen.run_ended(run, f"failed: {error}")
+        else:
+            screen.run_ended(run, _said(result, time.monotonic() - begin))
+    return failed
+
+
+def _do(
+    run: Run, later: Sequence[Run], out: Path, screen: Screen, pace: Pace, executor: str, num_workers: int
+) -> dict[str, Any]:
+    folder = out / run.name
+    if state(run, out) == DONE:  # by another process, since we looked
+        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    waiting = [(other.task, other.num_rounds - rounds_done(other, out)) for other in later]
+
+    def round_done(record: dict[str, Any]) -> None:
+        pace.learn(run.task, record["wall_seconds"])
+        left = pace.seconds(run.task, run.num_rounds - record["round"] - 1)
+        left += sum(pace.seconds(task, rounds) for task, rounds in waiting)
+        screen.round_done(run, record, left)
+
+    job = Job.parse(run.table, run.name)
+    with start.session(job, folder, resume=True, executor=executor, num_workers=num_workers) as session:
+        return start.play_all(session, round_done)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether this process is the only one at the run; the lock goes with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _said(result: dict[str, Any], seconds: float) -> str:
+    accuracy = result["accuracy"]
+    tested = "no test data" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
+    return f"{tested} after {result['rounds']} rounds; {seconds:.0f} s here"

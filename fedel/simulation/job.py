@@ -1,0 +1,105 @@
+"""What a simulation is: a run as ``fedel.run`` has it, and the devices, data, network and faults around it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedel import config
+from fedel.core.timing import SCOPES
+from fedel.data.partition import PartitionConfig
+from fedel.errors import ConfigError
+from fedel.job import RunConfig
+from fedel.simulation.conditions import Faults, Network
+from fedel.simulation.devices import Fleet
+from fedel.strategies import METHODS
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the model is tested; how often is ``rounds.evaluate_every``."""
+
+    limit: int = 0
+    """Test samples, spread evenly over the test set; 0 takes all of them."""
+    exits_every: int = 0
+    """Every so many rounds the accuracy of each exit is written down too; 0 never."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A simulation."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    fleet: Fleet = field(default_factory=Fleet)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    network: Network = field(default_factory=Network)
+    faults: Faults = field(default_factory=Faults)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    scope: str = ""
+    """The clock that drives, for every method: ``backward``, as in the paper's simulation, or ``train``, the
+    whole step. Empty takes the strategy's ``budget_scope``, and ``backward`` where it has none (FedAvg)."""
+    device: str = "cpu"
+    """Where this machine computes: ``cpu``, ``cuda``, ``cuda:1``, ..."""
+
+    @staticmethod
+    def parse(table: Mapping[str, Any], where: str = "job") -> Job:
+        own = {f.name for f in dataclasses.fields(Job)} - {"run"}
+        runs = {f.name for f in dataclasses.fields(RunConfig)}
+        for key in table:
+            if key not in own | runs:
+                raise ConfigError(f"{where}: unknown key '{key}'; {config.nearest(key, own | runs)}")
+        run = {key: value for key, value in table.items() if key in runs}
+        settings = {key: value for key, value in table.items() if key in own}
+        _fill_in(run, settings, where)
+        job = dataclasses.replace(config.parse(Job, settings, where), run=RunConfig.parse(run, where))
+        _check(job, where)
+        return job
+
+    def table(self) -> dict[str, Any]:
+        """The effective configuration, every default written out."""
+        settings = asdict(self)
+        return {**self.run.table(), **{key: value for key, value in settings.items() if key != "run"}}
+
+
+def _fill_in(run: dict[str, Any], settings: dict[str, Any], where: str) -> None:
+    """Defaults that follow from other settings."""
+    # Virtual devices are no longer on the way than [network] says, so a short deadline is no unfair one.
+    run["rounds"] = {"deadline_floor_seconds": 0.0, **run.get("rounds", {})}
+    counts = settings.get("fleet", {}).get("counts", {})
+    if counts:
+        settings["partition"] = {"num_clients": sum(counts.values()), **settings.get("partition", {})}
+    if settings.get("scope"):
+        run["strategy"] = _in_scope(run.get("strategy", {"name": "fedel"}), settings["scope"], where)
+
+
+def _in_scope(strategy: Mapping[str, Any], scope: str, where: str) -> dict[str, Any]:
+    """The strategy's table with its ``budget_scope``, or that of the one it wraps, set to ``scope``."""
+    if "base" in strategy:
+        return {**strategy, "base": _in_scope(strategy["base"], scope, where)}
+    method = METHODS.get(strategy.get("name", ""))
+    if method is None or "budget_scope" not in {f.name for f in dataclasses.fields(method)}:
+        return dict(strategy)
+    if strategy.get("budget_scope", scope) != scope:
+        raise ConfigError(
+            f"{where}: scope = {scope!r}, but the strategy's budget_scope = {strategy['budget_scope']!r}; "
+            "remove one of them"
+        )
+    return {**strategy, "budget_scope": scope}
+
+
+def _check(job: Job, where: str) -> None:
+    if job.scope not in ("", *SCOPES):
+        raise ConfigError(f"{where}: scope = {job.scope!r} is none of: {', '.join(SCOPES)}")
+    if job.run.rounds.late != "refuse":
+        raise ConfigError(
+            f"{where}: rounds.late = {job.run.rounds.late!r}: a simulation leaves late updates out; "
+            "set it to 'refuse', or use `fedel run`"
+        )
+    counted = sum(job.fleet.counts.values())
+    if counted and counted != job.partition.num_clients:
+        raise ConfigError(
+            f"{where}: [fleet.counts] adds up to {counted} devices, but partition.num_clients = "
+            f"{job.partition.num_clients}; make them equal, or leave num_clients out"
+        )

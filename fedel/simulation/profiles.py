@@ -1,0 +1,94 @@
+"""The timing profile that a fleet scales: published Orin figures, a file, or measured once on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedel.data.dataset import Dataset
+from fedel.errors import ModelError, ProfileError
+from fedel.job import RunConfig
+from fedel.models.blocks import BlockModel
+from fedel.simulation.children import Child
+from fedel.training.orin import orin_profile
+from fedel.training.profile_io import load_profile, save_profile
+from fedel.training.profiler import default_device_name, profile
+from fedel.types import TimingProfile
+
+WIDTHS = (0.1, 0.25, 0.5, 0.75)
+"""Narrowed models that are timed too, so that HeteroFL has the same profile as every other method."""
+ORIN_SIZES = (32, 224)
+
+
+def base_profile(wanted: str, run: RunConfig, model: BlockModel, data: Dataset) -> TimingProfile:
+    """The profile that ``[fleet] base`` names."""
+    if wanted == "measured":
+        return measured_profile(run, model, data)
+    if wanted not in ("orin", "auto"):
+        return load_profile(Path(wanted), model.spec)
+    size = data.input_shape[-1]
+    nearest = min(ORIN_SIZES, key=lambda known: abs(math.log(known / size)))
+    try:
+        if wanted == "auto" and size not in ORIN_SIZES:
+            raise ProfileError(f"no Orin figures for samples of {size} pixels")
+        return orin_profile(model.spec, run.workload.model, nearest)
+    except ProfileError as error:
+        if wanted == "orin":
+            raise ProfileError(f"[fleet] base = 'orin': {error}; or set it to 'measured'") from None
+        return measured_profile(run, model, data)
+
+
+def measured_profile(run: RunConfig, model: BlockModel, data: Dataset) -> TimingProfile:
+    """Measured with one thread on this machine, and kept for the next simulation of the same work."""
+    kept = cache_dir() / f"{_key(run, model, data)}.json"
+    if kept.exists():
+        return load_profile(kept, model.spec)
+    # In a process of its own: once torch has computed gradients here, no worker could be forked off that does.
+    child = Child(lambda _: _measure(run, model, data))
+    try:
+        child.ask(None)
+        measured: TimingProfile = child.answer()
+    finally:
+        child.end()
+    save_profile(measured, kept)
+    return measured
+
+
+def cache_dir() -> Path:
+    """``$FEDEL_PROFILES``, else ``~/.cache/fedel/profiles``."""
+    return Path(os.environ.get("FEDEL_PROFILES") or "~/.cache/fedel/profiles").expanduser()
+
+
+def _measure(run: RunConfig, model: BlockModel, data: Dataset) -> TimingProfile:
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, len(data.train), run.work.batch_size)
+    batch = data.train_batch(rows, rng)
+
+    def fetch() -> object:
+        return data.train_batch(rows, rng)
+
+    try:
+        return profile(model, batch, run.work, widths=WIDTHS, fetch=fetch)
+    except ModelError:
+        # The user's own model need not be one that HeteroFL can narrow.
+        return profile(model, batch, run.work, fetch=fetch)
+
+
+def _key(run: RunConfig, model: BlockModel, data: Dataset) -> str:
+    """Everything that the measurement depends on."""
+    device = default_device_name(torch.device("cpu"))
+    parts = (
+        model.spec.digest,
+        data.input_shape,
+        run.work.batch_size,
+        run.work.optimiser,
+        device,
+        torch.__version__,
+    )
+    return hashlib.sha256(repr((parts, WIDTHS)).encode()).hexdigest()[:16]

@@ -1,0 +1,87 @@
+"""A torch model and its data, shared by all the clients of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fedel.data.dataset import Dataset
+from fedel.job import RunConfig
+from fedel.models.blocks import BlockModel
+from fedel.seeds import derive
+from fedel.simulation.workers import Exam, Marks
+from fedel.strategies.depthfl import depths
+from fedel.training.evaluate import Score, evaluate, evaluate_ensemble, evaluate_exits
+from fedel.training.factory import make_model
+from fedel.training.trainer import TorchTrainer
+from fedel.types import Array, ModelSpec, Tensors, TimingProfile
+
+TEST_BATCH = 250
+
+
+def fresh_model(run: RunConfig, data: Dataset) -> BlockModel:
+    """The model a run starts from: the same that ``fedel run`` would send out."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(run.seed, "initial model"))
+        return make_model(run, data)
+
+
+class TorchWorkload:
+    """One model and one data set; a client is its samples and its profile."""
+
+    def __init__(
+        self,
+        model: BlockModel,
+        data: Dataset,
+        parts: Mapping[str, Array],
+        profiles: Mapping[str, TimingProfile],
+        device: str = "cpu",
+    ) -> None:
+        self._model, self._data, self._device = model, data, device
+        self._parts, self._profiles = parts, profiles
+        self._trainers: dict[str, TorchTrainer] = {}
+        # The first optimiser of a process makes torch import for seconds: here, once, not in every worker.
+        torch.optim.SGD([torch.zeros(1)])
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._model.spec
+
+    @property
+    def num_test_samples(self) -> int:
+        return len(self._data.test)
+
+    def prepare(self) -> None:
+        """One thread a worker: two beside another busy process run many times slower, and sum otherwise."""
+        torch.set_num_threads(1)
+
+    def trainer(self, client: str) -> TorchTrainer:
+        if client not in self._trainers:
+            self._trainers[client] = TorchTrainer(
+                self._model, self._data, self._parts[client], self._profiles[client], self._device
+            )
+        return self._trainers[client]
+
+    def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
+        self._model.load(model)
+        batches = self._batches(exam)
+        if exam.mode == "exits":
+            return [_marks(score) for score in evaluate_exits(self._model, batches, self._device)]
+        if exam.mode == "ensemble":
+            return [_marks(evaluate_ensemble(self._model, batches, self._device, depths(self.spec)))]
+        return [_marks(evaluate(self._model, batches, self._device))]
+
+    def _batches(self, exam: Exam) -> Iterator[tuple[Array, Array]]:
+        test, total = self._data.test, self.num_test_samples
+        wanted = min(exam.limit or total, total)
+        rows = np.array_split(np.linspace(0, total - 1, wanted).astype(int), exam.num_parts)[exam.part]
+        for start in range(0, len(rows), TEST_BATCH):
+            batch = rows[start : start + TEST_BATCH]
+            yield self._data.transform(test.x[batch], test.y[batch], None)
+
+
+def _marks(score: Score) -> Marks:
+    number = score.num_targets
+    return Marks(round(score.accuracy * number), score.loss * number, number)

@@ -1,0 +1,159 @@
+"""The updates of one round on disk: what was acknowledged can be folded again, what broke off can go on.
+
+A file is two numbers (length of the header, bytes of the payload that are there), the header and the payload.
+``<client>.part`` fills while a client sends; renamed to ``<client>.update`` it counts. Beyond the bytes that
+are there may lie others of a round that is over: files are used again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from fedel.errors import ServiceError, UpdateRefused
+from fedel.types import ModelSpec, Update
+from fedel.v1.aggregator_pb2 import UpdateHeader
+from fedel.wire import payload
+from fedel.wire.codec import report_from_pb
+from fedel_aggregator.files import safe_name, sync_directory, write_all, write_file
+from fedel_aggregator.spares import Spares
+
+_NUMBER_BYTES = 8
+_MESSAGE_START = 2 * _NUMBER_BYTES
+
+
+@dataclass
+class Part:
+    """An update on its way in. Only one stream at a time writes it."""
+
+    header: UpdateHeader
+    handle: int
+    start: int
+    """Where the payload begins in the file."""
+    received: int
+    """Bytes of the payload that are there."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.header.tensors)
+
+    def append(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self.received += write_all(self.handle, self.start + self.received, *pieces)
+        write_all(self.handle, _NUMBER_BYTES, _number(self.received))
+
+    def sync(self) -> None:
+        os.fsync(self.handle)
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+
+class Journal:
+    """One round's folder."""
+
+    def __init__(self, folder: Path, spares: Spares) -> None:
+        self.folder, self._spares = folder, spares
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_directory(folder.parent)
+
+    @property
+    def sealed(self) -> bool:
+        return (self.folder / "sealed").exists()
+
+    def seal(self) -> None:
+        write_file(self.folder / "sealed", b"")
+
+    def _path(self, client: str, suffix: str) -> Path:
+        return self.folder / f"{safe_name(client)}.{suffix}"
+
+    def begin(self, header: UpdateHeader) -> Part:
+        """Start an update, or go on with it where the same one broke off."""
+        path = self._path(header.report.client, "part")
+        if not path.exists():
+            self._spares.take(path)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        message = header.SerializeToString(deterministic=True)
+        part = Part(header, handle, _MESSAGE_START + len(message), 0)
+        size = os.fstat(handle).st_size
+        if _read_message(handle) == message:
+            received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
+            part.received = min(received, size - part.start, part.num_bytes)
+        else:
+            os.ftruncate(handle, min(size, part.start + part.num_bytes))
+            write_all(handle, 0, _number(len(message)), _number(0), message)
+        return part
+
+    def commit(self, part: Part) -> None:
+        """From here on the update counts, whatever happens. Its bytes must be on disk already."""
+        client = part.header.report.client
+        self._path(client, "part").rename(self._path(client, "update"))
+        sync_directory(self.folder)
+
+    def drop(self, client: str) -> None:
+        """Forget what a client sent so far."""
+        self._path(client, "part").unlink(missing_ok=True)
+
+    def headers(self) -> list[UpdateHeader]:
+        """The updates that count, in a fixed order."""
+        return [_open(path)[0] for path in sorted(self.folder.glob("*.update"))]
+
+    def read(self, client: str, spec: ModelSpec) -> Update:
+        """An update that counts."""
+        path = self._path(client, "update")
+        header, start = _open(path)
+        with path.open("rb") as file:
+            try:
+                return read_update(file.fileno(), header, start, spec)
+            except UpdateRefused:
+                raise _damaged(path) from None
+
+    def retire(self, successor: Journal | None) -> None:
+        """End the round; updates still on their way in move on to ``successor``, if there is one."""
+        if successor is not None:
+            for path in self.folder.glob("*.part"):
+                path.rename(successor.folder / path.name)
+        self._spares.give(self.folder.glob("*.update"))
+        shutil.rmtree(self.folder)
+
+
+def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) -> Update:
+    """The update in a file, every checksum verified; its values are views of the file, not copies."""
+    patches, offset = {}, start
+    view = memoryview(mmap.mmap(handle, 0, prot=mmap.PROT_READ))
+    for entry in header.tensors:
+        data = view[offset : offset + entry.num_bytes]
+        patches[entry.name] = payload.unpack(entry, data, spec.by_name[entry.name].shape)
+        offset += entry.num_bytes
+    return Update(patches, report_from_pb(header.report))
+
+
+def _open(path: Path) -> tuple[UpdateHeader, int]:
+    """The header of an update that counts, and where its payload begins."""
+    with path.open("rb") as file:
+        message = _read_message(file.fileno())
+    try:
+        return UpdateHeader.FromString(message), _MESSAGE_START + len(message)
+    except DecodeError:
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> ServiceError:
+    return ServiceError(f"{path}: the update is damaged; delete it to go on without this client")
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(_NUMBER_BYTES, "little")
+
+
+def _read_message(handle: int) -> bytes:
+    """The header of a file as bytes; empty if it is not there whole."""
+    length = int.from_bytes(os.pread(handle, _NUMBER_BYTES, 0), "little")
+    if length > os.fstat(handle).st_size - _MESSAGE_START:
+        return b""
+    return os.pread(handle, length, _MESSAGE_START)

@@ -1,0 +1,198 @@
+"""The coordinator without its server: every run, driven by a task of its own, on one store and one fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+
+import grpc
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from fedel.errors import ConfigError, FedelError, ServiceError
+from fedel.job import RunConfig
+from fedel.roles.coordinator import Director
+from fedel.roles.sharding import assign
+from fedel.telemetry import CoordinatorMetrics
+from fedel.types import ModelSpec
+from fedel.v1 import coordinator_pb2 as pb
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_coordinator.fleet import Fleet
+from fedel_coordinator.rounds import drive, write_result
+from fedel_coordinator.run import ENDED, FAILED, WAITING, Run, Tools
+from fedel_coordinator.saved import spec_from_text, spec_to_text
+from fedel_coordinator.shards import Shards
+from fedel_coordinator.store import RunRow, Store
+
+log = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class NameTaken(ServiceError):
+    """Another run has the name."""
+
+
+class ModelMissing(ServiceError):
+    """An aggregator does not hold the run's first model."""
+
+
+class Coordinator:
+    """Runs are created, found again after a restart, driven, and let go when the process stops."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        store: Store,
+        shards: Shards,
+        clock: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
+        metrics: CoordinatorMetrics | None = None,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.shards = shards
+        self.clock = clock
+        self.metrics = metrics or CoordinatorMetrics(CollectorRegistry())
+        self.fleet = Fleet(config.silent_seconds, now)
+        self.runs: dict[str, Run] = {}
+        """Those that this process drives or has driven."""
+        self.drives: dict[str, asyncio.Task[None]] = {}
+        self.stopping = False
+        self._tools = Tools(store, self.fleet, shards, self.metrics, clock, config.runs_dir)
+
+    async def start(self) -> None:
+        """Go on with every run that has not ended."""
+        for row in await asyncio.to_thread(self.store.runs):
+            if row.phase in ENDED:
+                await self._repair_result(row)
+                continue
+            if row.num_shards != len(self.shards.addresses):
+                raise ServiceError(
+                    f"run '{row.name}' was created on {row.num_shards} aggregators, aggregators lists"
+                    f" {len(self.shards.addresses)}: list the same ones, in the same order"
+                )
+            try:
+                run = await Run.load(row, self._tools)
+            except ConfigError as error:
+                # Such as a strategy that this version no longer has: the other runs can go on.
+                log.error("run '%s' cannot go on: %s", row.name, error, extra={"run": row.name})
+                ended_at = self._tools.clock()
+                await asyncio.to_thread(self.store.set_phase, row.name, FAILED, str(error), ended_at)
+            else:
+                await self._take_up(run)
+
+    async def stop(self) -> None:
+        """Let go of everything; no agent is told that a run is over, because it is not."""
+        self.stopping = True
+        for task in self.drives.values():
+            task.cancel()
+        await asyncio.gather(*self.drives.values(), return_exceptions=True)
+        self.fleet.end_all()
+        for run in self.runs.values():
+            run.news.notify()
+
+    async def create(self, name: str, config_json: str, spec: ModelSpec) -> Run | RunRow:
+        """A new run, or the one of this name if it is the same; that may have ended."""
+        config = _checked(name, config_json, spec)
+        row = RunRow(
+            name=name,
+            config_json=json.dumps(config.table()),
+            spec_json=spec_to_text(spec),
+            num_shards=len(self.shards.addresses),
+            phase=WAITING,
+            created_at=self._tools.clock(),
+        )
+        known = await asyncio.to_thread(self.store.run, name)
+        if known is None:
+            await self._check_models(name)
+            if await asyncio.to_thread(self.store.create_run, row):
+                run = await Run.load(row, self._tools)
+                await self._take_up(run)
+                self.fleet.push_all(self.offer(run))
+                return run
+            known = await asyncio.to_thread(self.store.run, name)
+        assert known is not None
+        same_model = spec_from_text(known.spec_json) == spec
+        if not same_model or RunConfig.parse(json.loads(known.config_json)) != config:
+            what = "configuration" if same_model else "model"
+            raise NameTaken(
+                f"run '{name}' exists with another {what}: choose another name, or repeat the same {what}"
+            )
+        return self.runs.get(name, known)
+
+    def offer(self, run: Run) -> pb.SessionResponse:
+        """What an agent needs to get ready for a run."""
+        addresses = self.config.reachable
+        parts = assign(run.spec, len(addresses)) if len(addresses) > 1 else [[]]
+        return pb.SessionResponse(
+            run=pb.RunOffer(
+                run=run.name,
+                config_json=run.row.config_json,
+                model_digest=run.spec.digest,
+                shards=[
+                    pb.Shard(address=address, tensors=names)
+                    for address, names in zip(addresses, parts, strict=True)
+                ],
+                instance=repr(run.row.created_at),
+            )
+        )
+
+    def offers(self) -> list[pb.SessionResponse]:
+        return [self.offer(run) for run in self.runs.values() if not run.ended]
+
+    async def _take_up(self, run: Run) -> None:
+        records = await asyncio.to_thread(self.store.records, run.name) if run.directory else []
+        await asyncio.to_thread(run.write, lambda directory: directory.start(run.config.table(), records))
+        self.runs[run.name] = run
+        self.drives[run.name] = asyncio.create_task(drive(run), name=f"run {run.name}")
+
+    async def _repair_result(self, row: RunRow) -> None:
+        """The process may have died between the end of the run and its last file."""
+        directory = self._tools.directory(row.name)
+        if directory is not None and directory.path.exists() and not directory.finished:
+            run = await Run.load(row, self._tools)
+            await asyncio.to_thread(run.write, lambda directory: write_result(run, directory))
+
+    async def _check_models(self, run: str) -> None:
+        for shard, address in enumerate(self.shards.addresses):
+            try:
+                version = await self.shards.newest_version(run, shard)
+            except aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    raise ModelMissing(
+                        f"aggregator {address} has no model of run '{run}': bring it there first (CreateModel)"
+                    ) from None
+                raise
+            if version != 0:
+                raise NameTaken(
+                    f"aggregator {address} holds version {version} of an earlier '{run}': choose another name"
+                )
+
+
+def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"run name {name!r}: write it with letters, digits, dots, dashes and underscores, at most 100"
+        )
+    try:
+        table = json.loads(config_json)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"run '{name}': its configuration is no JSON: {error}") from None
+    config = RunConfig.parse(table, f"run '{name}'")
+    rounds = config.rounds
+    if 0 < rounds.num_participants < rounds.min_reports:
+        raise ConfigError(
+            f"run '{name}': min_reports = {rounds.min_reports} is above num_participants ="
+            f" {rounds.num_participants}: no round would ever close"
+        )
+    if not spec.weights:
+        raise ConfigError(f"run '{name}': its model has no trainable tensor")
+    try:
+        Director(config, spec)
+    except FedelError as error:
+        raise ConfigError(f"run '{name}': {error}") from None
+    return config

@@ -1,0 +1,107 @@
+"""EnrolmentService: signs certificates with the federation's authority."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from fedel_services.guard import Gatekeeper, caller
+from fedel_services.runtime import GRACE_SECONDS, Server, refuse, write_address
+from grpc import aio
+
+from fedel.errors import CertificateError, ConfigError, ServiceError
+from fedel.security.authority import Authority
+from fedel.security.certificates import key_of_request
+from fedel.security.folder import Watched
+from fedel.security.tls import Tls
+from fedel.v1 import enrolment_pb2 as pb
+from fedel.v1.enrolment_pb2_grpc import EnrolmentServiceServicer, add_EnrolmentServiceServicer_to_server
+from fedel.wire.channel import SERVER_OPTIONS, server_credentials
+from fedel_coordinator.config import EnrolmentConfig
+
+log = logging.getLogger(__name__)
+
+
+class Enrolment(EnrolmentServiceServicer):
+    def __init__(self, authority: Authority, keeper: Gatekeeper) -> None:
+        self._authority = authority
+        self._keeper = keeper
+
+    async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolResponse:
+        await _check_request(request.signing_request, context)
+        try:
+            grant, certificates = await asyncio.to_thread(
+                self._authority.redeem, request.secret, request.signing_request
+            )
+        except CertificateError as error:
+            await self._keeper.refuse(context, "token", str(error))
+            raise
+        log.info("enrolled %s from %s", grant.identity, context.peer(), extra={"client": grant.identity.name})
+        return pb.EnrolResponse(certificates=certificates)
+
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
+        now = caller()
+        if now is None:
+            await self._keeper.refuse(context, "certificate", "only who has a certificate can renew it")
+            raise AssertionError("refused")
+        await _check_request(request.signing_request, context)
+        try:
+            certificates = await asyncio.to_thread(self._authority.renew, request.signing_request, now.facts)
+        except CertificateError as error:
+            await self._keeper.refuse(context, "revoked", str(error), client=now.facts.identity.name)
+            raise
+        log.info("renewed the certificate of %s", now.facts.identity, extra={"client": now.facts.identity.name})
+        return pb.RenewResponse(certificates=certificates)
+
+
+@asynccontextmanager
+async def enrolling(config: EnrolmentConfig, tls: Tls, server: Server) -> AsyncIterator[None]:
+    """Renew on the coordinator's own port, and enrol on another: there, callers have no certificate yet.
+
+    Another server, too: nothing else of the coordinator can be reached there.
+    """
+    if not config.authority:
+        yield
+        return
+    if not tls.secure:
+        raise ConfigError(
+            "enrolment.authority without tls.dir: a coordinator that signs needs a certificate itself"
+        )
+    servicer = Enrolment(await asyncio.to_thread(Authority, Path(config.authority)), server.keeper)
+    add_EnrolmentServiceServicer_to_server(servicer, server.grpc)
+    if not config.listen:
+        yield
+        return
+    other = aio.server(options=SERVER_OPTIONS)
+    add_EnrolmentServiceServicer_to_server(servicer, other)
+    try:
+        address = f"{config.listen.rpartition(':')[0]}:{await _listen(other, config.listen, tls)}"
+        if config.port_file is not None:
+            await asyncio.to_thread(write_address, config.port_file, address)
+        log.info("devices enrol on %s", address)
+        yield
+    finally:
+        await other.stop(GRACE_SECONDS)
+
+
+async def _listen(server: aio.Server, address: str, tls: Tls) -> int:
+    credentials = server_credentials(Watched(tls.folder), client_certificates=False)
+    try:
+        port: int = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        raise ServiceError(f"cannot listen on {address}: is another process using the port?") from None
+    await server.start()
+    return port
+
+
+async def _check_request(pem: bytes, context: Any) -> None:
+    try:
+        key_of_request(pem, "the signing request")
+    except CertificateError as error:
+        await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error), "request")
+        raise

@@ -1,0 +1,217 @@
+"""The store in SQLite or PostgreSQL: one schema in SQLAlchemy Core serves both."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.pool import StaticPool
+
+from fedel.errors import ServiceError
+from fedel_coordinator.migrations import migrate
+from fedel_coordinator.store import (
+    CLOSED,
+    COMMITTED,
+    SEALED,
+    ClientRow,
+    ReportRow,
+    RoundRow,
+    RunRow,
+    StoreUnavailable,
+)
+
+Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow)
+LOCKED_SECONDS = 30
+"""How long to wait for another process that writes to the same SQLite file."""
+
+_TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean}
+metadata = sa.MetaData()
+
+
+def _table(name: str, row: type[Any], *keys: str) -> sa.Table:
+    """The table whose columns are the fields of a row."""
+    hints = {field: str(hint).removesuffix(" | None") for field, hint in row.__annotations__.items()}
+    columns: list[sa.Column[Any]] = [
+        sa.Column(field, _TYPES[hint], primary_key=field in keys) for field, hint in hints.items()
+    ]
+    return sa.Table(name, metadata, *columns)
+
+
+runs = _table("runs", RunRow, "name")
+clients = _table("clients", ClientRow, "run", "client")
+rounds = _table("rounds", RoundRow, "run", "round_num")
+reports = _table("reports", ReportRow, "run", "round_num", "client")
+
+
+class SqlStore:
+    """The ``Store`` port. ``sqlite://`` without a file lives in memory, for tests."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._engine = _engine(url)
+        except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
+            raise ServiceError(
+                f"database_url: {error}; write sqlite:///file or postgresql+psycopg://user@host/name"
+            ) from None
+        self._insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+        # SQLite has one writer at a time, and its database in memory one connection.
+        self._turn = threading.Lock() if self._engine.dialect.name == "sqlite" else None
+        try:
+            with self._transaction() as connection:
+                migrate(connection)
+        except ServiceError:
+            self._engine.dispose()
+            raise
+
+    def create_run(self, row: RunRow) -> bool:
+        with self._transaction() as connection:
+            statement = self._insert(runs).values(asdict(row)).on_conflict_do_nothing()
+            return connection.execute(statement.returning(runs.c.name)).first() is not None
+
+    def run(self, name: str) -> RunRow | None:
+        return self._first(RunRow, sa.select(runs).where(runs.c.name == name))
+
+    def runs(self) -> list[RunRow]:
+        return self._all(RunRow, sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.name.desc()))
+
+    def set_phase(self, run: str, phase: str, message: str = "", ended_at: float | None = None) -> None:
+        change = sa.update(runs).where(runs.c.name == run)
+        self._execute(change.values(phase=phase, message=message, ended_at=ended_at))
+
+    def put_client(self, row: ClientRow) -> None:
+        self._put(clients, row)
+
+    def set_left(self, run: str, client: str, last_seen: float) -> None:
+        change = sa.update(clients).where(clients.c.run == run, clients.c.client == client)
+        self._execute(change.values(has_left=True, last_seen=last_seen))
+
+    def clients(self, run: str) -> list[ClientRow]:
+        return self._sorted(ClientRow, sa.select(clients).where(clients.c.run == run))
+
+    def put_round(self, row: RoundRow) -> None:
+        self._put(rounds, row)
+
+    def seal_round(self, run: str, round_num: int, sealed_at: float) -> None:
+        self._execute(_round(run, round_num).values(status=SEALED, sealed_at=sealed_at))
+
+    def commit_round(
+        self, run: str, round_num: int, record_json: str, state_json: str, model_version: int
+    ) -> None:
+        self._execute(
+            _round(run, round_num).values(status=COMMITTED, record_json=record_json),
+            sa.update(runs)
+            .where(runs.c.name == run)
+            .values(state_json=state_json, model_version=model_version),
+        )
+
+    def close_round(
+        self,
+        run: str,
+        round_num: int,
+        record_json: str,
+        closed_at: float,
+        best: tuple[int, float] | None = None,
+    ) -> None:
+        statements = [
+            _round(run, round_num).values(status=CLOSED, record_json=record_json, closed_at=closed_at)
+        ]
+        if best is not None:
+            version, accuracy = best
+            better = sa.update(runs).where(runs.c.name == run)
+            statements.append(better.values(best_version=version, best_accuracy=accuracy))
+        self._execute(*statements)
+
+    def round(self, run: str, round_num: int) -> RoundRow | None:
+        key = (rounds.c.run == run, rounds.c.round_num == round_num)
+        return self._first(RoundRow, sa.select(rounds).where(*key))
+
+    def last_round(self, run: str) -> RoundRow | None:
+        newest = sa.select(rounds).where(rounds.c.run == run).order_by(rounds.c.round_num.desc())
+        return self._first(RoundRow, newest.limit(1))
+
+    def records(self, run: str, start: int = 0, limit: int = 1_000_000) -> list[str]:
+        wanted = (rounds.c.run == run, rounds.c.status == CLOSED, rounds.c.round_num >= start)
+        query = sa.select(rounds.c.record_json).where(*wanted).order_by(rounds.c.round_num).limit(limit)
+        with self._transaction() as connection:
+            return list(connection.execute(query).scalars())
+
+    def put_report(self, row: ReportRow) -> None:
+        self._put(reports, row)
+
+    def reports(self, run: str, round_num: int) -> list[ReportRow]:
+        key = (reports.c.run == run, reports.c.round_num == round_num)
+        return self._sorted(ReportRow, sa.select(reports).where(*key))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _put(self, table: sa.Table, row: ClientRow | RoundRow | ReportRow) -> None:
+        values = asdict(row)
+        statement = self._insert(table).values(values)
+        self._execute(
+            statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=values)
+        )
+
+    def _execute(self, *statements: sa.Executable) -> None:
+        with self._transaction() as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def _first(self, cls: type[Row], query: sa.Select[Any]) -> Row | None:
+        return next(iter(self._all(cls, query)), None)
+
+    def _all(self, cls: type[Row], query: sa.Select[Any]) -> list[Row]:
+        with self._transaction() as connection:
+            return [cls(**row) for row in connection.execute(query).mappings()]
+
+    def _sorted(self, cls: type[Row], query: sa.Select[Any]) -> list[Row]:
+        """By client; not in SQL, where the order of letters depends on the database's locale."""
+        return sorted(self._all(cls, query), key=lambda row: str(getattr(row, "client", "")))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        if self._turn is not None:
+            self._turn.acquire()
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except (exc.OperationalError, exc.InterfaceError) as error:
+            raise StoreUnavailable(
+                f"database {self._engine.url}: {error.orig}; is it there, and may we write to it?"
+            ) from error
+        finally:
+            if self._turn is not None:
+                self._turn.release()
+
+
+def _round(run: str, round_num: int) -> sa.Update:
+    return sa.update(rounds).where(rounds.c.run == run, rounds.c.round_num == round_num)
+
+
+def _engine(url: str) -> sa.Engine:
+    parsed = sa.make_url(url)
+    if parsed.get_backend_name() == "postgresql":
+        return sa.create_engine(parsed, pool_pre_ping=True)
+    if parsed.get_backend_name() != "sqlite":
+        raise exc.ArgumentError(f"'{parsed.get_backend_name()}' is no database that the coordinator knows")
+    arguments = {"check_same_thread": False, "timeout": LOCKED_SECONDS}
+    if parsed.database in (None, "", ":memory:"):
+        engine = sa.create_engine(parsed, connect_args=arguments, poolclass=StaticPool)
+    else:
+        engine = sa.create_engine(parsed, connect_args=arguments)
+    sa.event.listen(engine, "connect", _prepare_sqlite)
+    # Left to itself the driver does not put schema changes into the transaction.
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {setting}")

@@ -1,0 +1,51 @@
+"""The coordinator over HTTP: the live page, its JSON, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+from fedel_services.http import Handler, listening, new_app
+from prometheus_client import CollectorRegistry
+
+from fedel_coordinator.coordinator import Coordinator
+from fedel_coordinator.gauges import Gauges
+from fedel_coordinator.web.api import Api
+from fedel_coordinator.web.events import collected
+from fedel_coordinator.web.reader import Reader
+
+STATIC = Path(__file__).with_name("static")
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""Said outright: what a machine takes .js for depends on its settings, and browsers go by it."""
+
+
+@asynccontextmanager
+async def showing(coordinator: Coordinator, registry: CollectorRegistry) -> AsyncIterator[str]:
+    """Show a coordinator while the context lasts, if it is to be shown; gives the address, else nothing."""
+    config = coordinator.config
+    if not config.http:
+        yield ""
+        return
+    with collected() as events:
+        app = new_app(registry, Gauges(coordinator, coordinator.metrics).refresh)
+        Api(Reader(coordinator), events, config.http_token).add_to(app)
+        for file in (file for file in STATIC.iterdir() if file.suffix in KINDS):
+            app.router.add_get("/" if file.name == "index.html" else f"/{file.name}", _sender(file))
+        async with listening(app, config.http, config.http_port_file) as address:
+            yield address
+
+
+def _sender(file: Path) -> Handler:
+    headers = {"Cache-Control": "no-cache", "Content-Type": KINDS[file.suffix]}
+
+    async def send(_request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(file, headers=headers)
+
+    return send
