@@ -1,0 +1,199 @@
+"""What is written down about rounds and runs: the lines of ``rounds.jsonl``, and ``result.json``.
+
+A federation and a simulation write the same records. What only one of them knows has a default in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedel.serialisation import from_json, to_json
+
+
+@dataclass(frozen=True)
+class DeviceUsage:
+    """What the sensors of a device measured during a task; ``None`` where it has no sensor."""
+
+    power_watts: float | None = None
+    energy_joules: float | None = None
+    temperature_celsius: float | None = None
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """One client's part of a round."""
+
+    client: str
+    window: tuple[int, int] | None
+    """End block and front block; ``None`` for a method without windows."""
+    resets: int
+    num_selected: int
+    selected: tuple[str, ...]
+    num_steps: int
+    num_samples: int
+    loss: float | None
+    budget_seconds: float
+    """T_th times the steps."""
+    predicted_seconds: float
+    predicted_forward_seconds: float
+    predicted_backward_seconds: float
+    train_seconds: float
+    deviation: float | None
+    """Training time over T_th, minus one; ``None`` where no time was measured."""
+    predicted_deviation: float | None
+    over_budget: bool
+    peak_memory_bytes: int
+    device_type: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of download, train, upload and wait on a real clock."""
+    device: DeviceUsage = field(default_factory=DeviceUsage)
+    clock_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Simulated training seconds, by budget scope."""
+    network_seconds: float = 0.0
+    """Simulated seconds of download and upload."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of ``rounds.jsonl``."""
+
+    round: int
+    strategy: str
+    budget_seconds: float
+    """T_th of one training step."""
+    num_tasks: int
+    num_updates: int
+    loss: float | None
+    """Mean training loss of the clients that count."""
+    o1: float
+    """Bias from training unequal parts of the model (paper, appendix)."""
+    clients: tuple[ClientRecord, ...]
+    num_late: int = 0
+    """Updates of the round before that count in this one."""
+    version: int = 0
+    """Version of the model that the round made."""
+    opened_at: float = 0.0
+    """Unix seconds."""
+    latency_seconds: float = 0.0
+    """From the first task to the new model."""
+    collect_seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each phase; of phases on devices, the longest."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    tensor_clients: Mapping[str, int] = field(default_factory=dict)
+    """Clients that trained each tensor."""
+    tensor_untrained_rounds: Mapping[str, int] = field(default_factory=dict)
+    """Rounds since each tensor was last trained."""
+    accuracy: float | None = None
+    """Test accuracy of the new model; ``None`` if it was not tested."""
+    test_loss: float | None = None
+    evaluate_seconds: float | None = None
+    exit_accuracies: tuple[float, ...] | None = None
+    """Test accuracy at each exit, where it was measured."""
+    scope: str = ""
+    """The clock that T_th is held against: ``backward`` or ``train``."""
+    clock_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Simulated seconds of the round, by budget scope."""
+    deadline_seconds: float = 0.0
+    dropped: tuple[str, ...] = ()
+    """Clients that never came back (simulation)."""
+    late: tuple[str, ...] = ()
+    """Clients that came back after the round was closed (simulation)."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Clients whose update was refused or never came, with the reason."""
+    wall_seconds: float | None = None
+    """Seconds the simulation of the round took on this machine."""
+
+    @property
+    def tested(self) -> bool:
+        return self.accuracy is not None
+
+    def client(self, name: str) -> ClientRecord | None:
+        return next((entry for entry in self.clients if entry.client == name), None)
+
+    def deviations(self) -> list[float]:
+        return [entry.deviation for entry in self.clients if entry.deviation is not None]
+
+    def to_json(self) -> str:
+        """One line, without its end."""
+        return to_json(self)
+
+    @staticmethod
+    def from_json(text: str | bytes, where: str = "record of a round") -> RoundRecord:
+        return from_json(RoundRecord, text, where)
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """How well a client kept to T_th over the whole run."""
+
+    device_type: str
+    deviation_mean: float | None
+    deviation_max: float | None
+    """The one furthest from zero."""
+    rounds_measured: int
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """``result.json``: what a run came to."""
+
+    run: str
+    phase: str
+    strategy: str
+    seed: int
+    rounds: int
+    accuracy: float | None
+    test_loss: float | None
+    best_accuracy: float | None
+    best_test_loss: float | None
+    best_round: int | None
+    best_version: int | None
+    model_version: int
+    scope: str
+    wall_seconds: float
+    virtual_seconds: float | None
+    """Seconds the fleet would have taken; ``None`` for a federation on a real clock."""
+    clock_seconds: Mapping[str, float]
+    bytes_up: int
+    bytes_down: int
+    clients: Mapping[str, ClientResult]
+    tensors: tuple[str, ...]
+    """Names of the weights, in forward order."""
+    versions: Mapping[str, str]
+    message: str = ""
+    profile: Mapping[str, str] = field(default_factory=dict)
+    """Where the timing profile of a simulation came from."""
+    partition: str = ""
+    """Digest of how a simulation split the data."""
+
+    def to_json(self) -> str:
+        return to_json(self, pretty=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str | bytes, where: str = "result.json") -> RunResult:
+        return from_json(RunResult, text, where)
+
+
+def client_results(records: Sequence[RoundRecord]) -> dict[str, ClientResult]:
+    """By client: training time over T_th, minus one, as a mean and at its largest."""
+    types: dict[str, str] = {}
+    deviations: dict[str, list[float]] = {}
+    for entry in (entry for record in records for entry in record.clients):
+        types[entry.client] = entry.device_type
+        measured = deviations.setdefault(entry.client, [])
+        if entry.deviation is not None:
+            measured.append(entry.deviation)
+    return {
+        client: ClientResult(
+            device_type=types[client],
+            deviation_mean=sum(values) / len(values) if values else None,
+            deviation_max=max(values, key=abs, default=None),
+            rounds_measured=len(values),
+        )
+        for client, values in sorted(deviations.items())
+    }

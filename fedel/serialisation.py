@@ -1,0 +1,32 @@
+"""Our typed values as JSON and back: records, results, states, plans. One codec for files and database."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from fedel.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def to_json(value: Any, *, pretty: bool = False) -> str:
+    """JSON that every reader accepts: a number that is not finite becomes ``null``.
+
+    >>> to_json({"loss": float("nan"), "window": (1, 4)})
+    '{"loss":null,"window":[1,4]}'
+    """
+    encoded = msgspec.json.encode(value)
+    return (msgspec.json.format(encoded, indent=2) if pretty else encoded).decode()
+
+
+def from_json(kind: type[T], text: str | bytes, where: str) -> T:
+    """The value of type ``kind`` that ``text`` holds; keys that the type does not have are ignored.
+
+    ``where`` names the source in the error: a file and line, or a row of the database.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{where}: not the JSON of a {kind.__name__}: {error}") from None
