@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedel.core.timing import SLACK, step_cost
+from fedel.core.timing import fits, step_cost
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
@@ -92,10 +92,10 @@ class DepthFL:
         T_th is the plain model's time on some device. One that keeps it with the plain model gets the whole
         network although its exits come on top: otherwise nobody would train the last blocks.
         """
-        limit = budget_seconds * (1 + SLACK)
-        if whole_step(spec, profile).total(self.budget_scope) <= limit:
+        scope = self.budget_scope
+        if fits(whole_step(spec, profile).total(scope), budget_seconds):
             return spec.num_blocks
-        fitting = [d for d in depths(spec) if prefix_step(spec, profile, d).total(self.budget_scope) <= limit]
+        fitting = [d for d in depths(spec) if fits(prefix_step(spec, profile, d).total(scope), budget_seconds)]
         return max(fitting, default=depths(spec)[0])
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
@@ -111,8 +111,8 @@ class DepthFL:
         )
         trained = trainer.train(model, job)
         cost = prefix_step(spec, trainer.profile, depth)
-        limit = task.budget_seconds * (1 + SLACK)
-        over = depth == depths(spec)[0] and cost.total(self.budget_scope) > limit
+        in_budget = fits(cost.total(self.budget_scope), task.budget_seconds)
+        over = depth == depths(spec)[0] and not in_budget
         update = update_of(task, model, trainer, job, trained, cost, Window(1, depth), over_budget=over)
         if self.feddyn_alpha:
             memory = replace(memory, tensors=self._drift(spec, model, memory.tensors, trained.patches))

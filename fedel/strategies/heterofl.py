@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedel.core.timing import SLACK, width_step
+from fedel.core.timing import fits, width_step
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
@@ -103,7 +103,7 @@ class HeteroFL:
         return MeanFold(spec, self.weighting)
 
     def _fits(self, profile: TimingProfile, width: float, budget_seconds: float) -> bool:
-        return width_step(profile, width).total(self.budget_scope) <= budget_seconds * (1 + SLACK)
+        return fits(width_step(profile, width).total(self.budget_scope), budget_seconds)
 
 
 def own_rows(
