@@ -18,6 +18,7 @@ from fedel.core.timing import fits, step_cost
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -50,9 +51,8 @@ STATE_PREFIX = "feddyn/"
 
 
 @dataclass(frozen=True)
-class DepthFL:
+class DepthFL(Method):
     name: ClassVar[str] = "depthfl"
-    evaluation: ClassVar[str] = "ensemble"
 
     budget_scope: str = "backward"
     """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
@@ -78,6 +78,10 @@ class DepthFL:
             )
         check_scope(self.budget_scope)
         one_of("weighting", self.weighting, WEIGHTINGS)
+
+    def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
+        # Exits between the cuts are never trained.
+        return depths(spec)
 
     def plan(self, context: RoundContext) -> Plan:
         tasks = []

@@ -14,6 +14,7 @@ from fedel.core.importance import local
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -36,9 +37,8 @@ from fedel.types import (
 
 
 @dataclass(frozen=True)
-class ElasticTrainer:
+class ElasticTrainer(Method):
     name: ClassVar[str] = "elastictrainer"
-    evaluation: ClassVar[str] = "final"
 
     budget_scope: str = "backward"
     """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""

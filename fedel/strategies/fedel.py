@@ -13,7 +13,17 @@ from fedel.core.budgeted import SELECTIONS, choose, less_probe, probe_cost, wind
 from fedel.core.importance import blend, local
 from fedel.core.timing import block_seconds, fits
 from fedel.core.window import VARIANTS, slide
-from fedel.strategies.base import WEIGHTINGS, MeanFold, check_scope, draw, job_for, one_of, order, update_of
+from fedel.strategies.base import (
+    WEIGHTINGS,
+    MeanFold,
+    Method,
+    check_scope,
+    draw,
+    job_for,
+    one_of,
+    order,
+    update_of,
+)
 from fedel.types import (
     FREE,
     Fold,
@@ -29,9 +39,8 @@ from fedel.types import (
 
 
 @dataclass(frozen=True)
-class FedEL:
+class FedEL(Method):
     name: ClassVar[str] = "fedel"
-    evaluation: ClassVar[str] = "final"
 
     beta: float = 0.6
     """Share of local importance in the blend; the rest is the global model's last change."""

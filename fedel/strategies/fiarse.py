@@ -16,6 +16,7 @@ from fedel.core.timing import fits
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -43,9 +44,8 @@ CLOCKS = ("honest", "optimistic")
 
 
 @dataclass(frozen=True)
-class FIARSE:
+class FIARSE(Method):
     name: ClassVar[str] = "fiarse"
-    evaluation: ClassVar[str] = "final"
 
     budget_scope: str = "backward"
     """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""

@@ -16,6 +16,7 @@ from fedel.core.timing import fits, width_step
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -42,9 +43,8 @@ from fedel.types import (
 
 
 @dataclass(frozen=True)
-class HeteroFL:
+class HeteroFL(Method):
     name: ClassVar[str] = "heterofl"
-    evaluation: ClassVar[str] = "final"
 
     widths: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
     """Shares of the channels to choose from; a client gets the largest whose step fits its budget."""

@@ -16,6 +16,7 @@ from fedel.core.timing import SLACK, fits
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -41,9 +42,8 @@ from fedel.types import (
 
 
 @dataclass(frozen=True)
-class TimelyFL:
+class TimelyFL(Method):
     name: ClassVar[str] = "timelyfl"
-    evaluation: ClassVar[str] = "final"
 
     share: float = 0.5
     """Share of the participants that can train the whole model within the interval."""

@@ -106,8 +106,17 @@ class Strategy(Protocol):
         ...
 
     @property
-    def evaluation(self) -> str:
-        """``final`` (the model's own classifier) or ``ensemble`` (mean logits of all exits)."""
+    def budget_scope(self) -> str:
+        """The clock it holds T_th against, ``backward`` or ``train``; empty for a method without a budget."""
+        ...
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """Shares of the channels it may train; a device measures a step of each of these narrower models."""
+        ...
+
+    def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Exits whose mean logits are the model's answer in a test; empty: the last exit by itself."""
         ...
 
     def plan(self, context: RoundContext) -> Plan:
