@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
-PART = ".part"
+TEMPORARY = ".tmp"
 """How the temporary name of a file ends that is still being written. A crash may leave one behind."""
 _LONGEST_NAME = 150
 """Characters; file systems allow 255 bytes, and callers add prefixes and endings."""
@@ -47,7 +47,7 @@ def open_atomic(path: Path, *, mode: int = 0o666, durable: bool = True) -> Itera
     """
     _make_directory(path.parent, durable)
     # Its own name for every process and thread, so that two writers of one file do not disturb each other.
-    part = path.with_name(f".{path.name[:50]}.{os.getpid()}-{threading.get_native_id()}{PART}")
+    part = path.with_name(f".{path.name[:50]}.{os.getpid()}-{threading.get_native_id()}{TEMPORARY}")
     part.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
