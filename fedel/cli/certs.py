@@ -14,19 +14,20 @@ from rich.console import Console
 from rich.table import Table
 
 from fedel.errors import ConfigError
+from fedel.files import write_atomic
 from fedel.security.authority import CA_DAYS, Authority
 from fedel.security.certificates import Facts, new_request, utc_now
 from fedel.security.folder import (
     CA,
     CERT,
     KEY,
+    PUBLIC,
     REQUEST,
     Credentials,
     check_valid,
     ensure_key,
     install,
     load,
-    write,
 )
 from fedel.security.identity import AGENT, ROLES, Identity
 from fedel.security.tls import CERTS_VARIABLE, Tls
@@ -105,7 +106,7 @@ def _issue(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     path = folder / REQUEST
-    write(path, new_request(ensure_key(folder)))
+    write_atomic(path, new_request(ensure_key(folder)), mode=PUBLIC)
     print(f"{path} is to be signed: `fedel certs sign {REQUEST} NAME` where the authority is.")
     return 0
 
@@ -117,8 +118,8 @@ def _sign(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{arguments.request}: {error.strerror}; name the file of the request") from None
     cert = authority.sign(request, identity, arguments.host, arguments.days, str(arguments.request))
-    write(folder / CERT, cert)
-    write(folder / CA, (authority.folder / CA).read_bytes())
+    write_atomic(folder / CERT, cert, mode=PUBLIC)
+    write_atomic(folder / CA, (authority.folder / CA).read_bytes(), mode=PUBLIC)
     print(f"Signed for {identity}: copy {CERT} and {CA} from {folder} to the device, beside its {KEY}.")
     return 0
 

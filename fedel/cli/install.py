@@ -18,7 +18,8 @@ from fedel import config as configuration
 from fedel.cli import preflight
 from fedel.cli.certs import enrol_in
 from fedel.errors import ConfigError, ServiceError
-from fedel.security.folder import CERT, write
+from fedel.files import write_atomic
+from fedel.security.folder import CERT, PUBLIC
 from fedel.security.tls import host_of
 
 UNIT, USERS = "fedel-agent.service", "fedel-agent.sysusers"
@@ -131,7 +132,7 @@ class Place:
         if target.exists() and target.read_text(encoding="utf-8") == text:
             return Step(f"{target} is as it should be", lambda: None)
         shown = f":\n    {said}" if path.suffix == ".toml" else ""
-        return Step(f"write {target}{shown}", lambda: write(target, text.encode()))
+        return Step(f"write {target}{shown}", lambda: write_atomic(target, text, mode=PUBLIC))
 
     def removal(self, path: Path) -> Step:
         return Step(f"remove {self / path}", lambda: (self / path).unlink(missing_ok=True))

@@ -18,10 +18,21 @@ from fedel.errors import ConfigError
 from fedel.types import StepCost, TensorTime, TimingProfile
 
 SLACK = 1e-9
-"""Relative tolerance of budgets: the fastest device's whole step *is* T_th, in whatever order it is summed."""
+"""The one tolerance against rounding. The fastest device's whole step *is* T_th, so sums of the same seconds
+are compared with each other all the time; adding n of them in another order changes the result by at most
+n * 1e-16 of it. 1e-9 covers a million tensors, and no device is timed that precisely."""
 
 SCOPES = ("backward", "train")
 """What counts against T_th: the backward pass alone, as in the paper's simulation, or the whole step."""
+
+
+def fits(seconds: float, budget_seconds: float) -> bool:
+    """Whether work keeps a budget, rounding set aside.
+
+    >>> fits(0.1 + 0.2, 0.3), fits(0.3001, 0.3)
+    (True, False)
+    """
+    return seconds <= budget_seconds * (1 + SLACK)
 
 
 def backward_seconds(

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from fedel.core.timing import SLACK, fits
 from fedel.types import Window
 
 VARIANTS = ("fedel", "disjoint", "no-rollback")
 """``disjoint`` is the paper's FedEL-C: the new window starts where the old one stopped."""
-
-SLACK = 1e-6
-"""Relative tolerance against rounding: on the fastest device the sum of all blocks *is* the budget."""
 
 
 def advance(front: int, block_seconds: Sequence[float], budget: float, within: bool = False) -> int:
@@ -33,7 +31,7 @@ def advance(front: int, block_seconds: Sequence[float], budget: float, within: b
     spent = 0.0
     for block in range(front + 1, len(block_seconds) + 1):
         spent += block_seconds[block - 1]
-        if within and spent > budget * (1 + SLACK):
+        if within and not fits(spent, budget):
             return max(front + 1, block - 1)
         if not within and spent >= budget * (1 - SLACK):
             return block

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedel.data.dataset import Dataset
 from fedel.errors import DataError
+from fedel.files import write_atomic
 from fedel.seeds import generator
 from fedel.types import Array
 
@@ -176,9 +177,7 @@ def digest(parts: Sequence[Array]) -> str:
 def save(path: Path, parts: Sequence[Array], data: str = "") -> None:
     """One JSON file: the digest and every client's indices."""
     record = {"data": data, "digest": digest(parts), "clients": [part.tolist() for part in parts]}
-    part_file = path.with_name(f".{path.name}.part")
-    part_file.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
-    part_file.replace(path)
+    write_atomic(path, json.dumps(record, separators=(",", ":")) + "\n")
 
 
 def load(path: Path) -> Partition:

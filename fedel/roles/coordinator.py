@@ -11,7 +11,7 @@ from fedel.core import timing
 from fedel.core.bias import o1
 from fedel.job import RunConfig
 from fedel.strategies import build
-from fedel.strategies.base import scope_of
+from fedel.strategies.base import DEVICE_CLOCK, clock_of
 from fedel.types import ClientView, Memory, ModelSpec, Plan, Report, RoundContext, Task
 
 
@@ -29,11 +29,11 @@ class RunState:
 class Director:
     """Plans and closes the rounds of one run."""
 
-    def __init__(self, run: RunConfig, spec: ModelSpec) -> None:
+    def __init__(self, run: RunConfig, spec: ModelSpec, default_clock: str = DEVICE_CLOCK) -> None:
         self.run = run
         self.spec = spec
         self.strategy = build(run.strategy)
-        self.scope = scope_of(self.strategy)
+        self.scope = clock_of(self.strategy, default_clock)
 
     def plan(self, state: RunState, clients: Sequence[ClientView]) -> Plan:
         """The round's tasks. ``clients`` are those that are there, in a fixed order."""

@@ -13,9 +13,20 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedel.errors import CertificateError
+from fedel.files import write_atomic
 from fedel.security import certificates as x
 from fedel.security.certificates import Facts, utc_now
-from fedel.security.folder import CA, CERT, CRL, Credentials, ensure_key, install, load, write
+from fedel.security.folder import (
+    CA,
+    CERT,
+    CRL,
+    PRIVATE,
+    PUBLIC,
+    Credentials,
+    ensure_key,
+    install,
+    load,
+)
 from fedel.security.identity import AGENT, SERVICE, Identity
 from fedel.security.tokens import Grant, Token, Tokens
 
@@ -67,10 +78,11 @@ class Authority:
             if not (folder / CA_KEY).exists():
                 now = utc_now()
                 key, certificate = x.new_authority(name, days, now)
-                write(folder / CA, x.to_pem(certificate))
-                write(folder / CRL, x.revocation_list(key, certificate, {}, now))
+                write_atomic(folder / CA, x.to_pem(certificate), mode=PUBLIC)
+                revoked = x.revocation_list(key, certificate, {}, now)
+                write_atomic(folder / CRL, revoked, mode=PUBLIC)
                 # Last: whoever finds the key finds the rest.
-                write(folder / CA_KEY, x.key_to_pem(key), 0o600)
+                write_atomic(folder / CA_KEY, x.key_to_pem(key), mode=PRIVATE)
         return cls(folder)
 
     def sign(
@@ -115,7 +127,8 @@ class Authority:
             found = [i for i in self.issued() if (i.role, i.name) == (identity.role, identity.name)]
             chosen = [issued for issued in found if issued.status(now) == "valid"]
             revoked |= {int(issued.serial, 16): now for issued in chosen}
-            write(self.folder / CRL, x.revocation_list(self._key, self.ca, revoked, now))
+            revocations = x.revocation_list(self._key, self.ca, revoked, now)
+            write_atomic(self.folder / CRL, revocations, mode=PUBLIC)
             self._tokens.drop(identity)
         if not found:
             raise CertificateError(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from fedel.errors import CertificateError
+from fedel.files import write_atomic
 from fedel.security import certificates as x
 from fedel.security.certificates import Facts
 
 log = logging.getLogger(__name__)
 
 CA, CERT, KEY, CRL, REQUEST = "ca.pem", "cert.pem", "key.pem", "crl.pem", "request.pem"
+PUBLIC, PRIVATE = 0o644, 0o600
+"""Modes of files that others may read, and of keys and tokens."""
 Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -29,18 +31,6 @@ class Credentials:
     facts: Facts
 
 
-def write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """All of it or nothing, readable by others only if ``mode`` says so from the first byte."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 def load(folder: Path) -> Credentials:
     """The folder's files, which must belong together; whether they are still valid is not looked at."""
     ca, cert, key = (_read(folder / name) for name in (CA, CERT, KEY))
@@ -50,8 +40,8 @@ def load(folder: Path) -> Credentials:
 def install(folder: Path, ca: bytes, cert: bytes) -> Credentials:
     """Put a signed certificate beside the folder's key, if it is for that key."""
     own = _fitting(folder, ca, cert, _read(folder / KEY))
-    write(folder / CA, ca)
-    write(folder / CERT, cert)
+    write_atomic(folder / CA, ca, mode=PUBLIC)
+    write_atomic(folder / CERT, cert, mode=PUBLIC)
     return own
 
 
@@ -74,7 +64,7 @@ def ensure_key(folder: Path) -> x.PrivateKey:
     """The folder's key; it is made here if there is none, and never leaves."""
     path = folder / KEY
     if not path.exists():
-        write(path, x.key_to_pem(x.new_key()), 0o600)
+        write_atomic(path, x.key_to_pem(x.new_key()), mode=PRIVATE)
     return x.key_from_pem(path.read_bytes(), str(path))
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from fedel.errors import CertificateError
-from fedel.security.folder import write
+from fedel.files import write_atomic
+from fedel.security.folder import PRIVATE
 from fedel.security.identity import Identity
 
 TOKENS = "tokens.json"
@@ -102,7 +103,7 @@ class Tokens:
         }
 
     def _save(self, entries: dict[str, dict[str, Any]]) -> None:
-        write(self._path, json.dumps(entries, indent=1).encode(), 0o600)
+        write_atomic(self._path, json.dumps(entries, indent=1), mode=PRIVATE)
 
 
 def _digest(secret: str) -> str:

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fedel.core.timing import SLACK
+from fedel.core.timing import fits
 from fedel.types import Report
 
 
@@ -49,7 +49,7 @@ class Closing:
 
 
 def in_time(seconds: float, deadline_seconds: float) -> bool:
-    return seconds <= deadline_seconds * (1 + SLACK)
+    return fits(seconds, deadline_seconds)
 
 
 def close(

@@ -14,7 +14,7 @@ from fedel.errors import ConfigError
 from fedel.job import RunConfig
 from fedel.simulation.conditions import Faults, Network
 from fedel.simulation.devices import Fleet
-from fedel.strategies import METHODS
+from fedel.strategies import build
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,10 @@ def _fill_in(run: dict[str, Any], settings: dict[str, Any], where: str) -> None:
 
 def _in_scope(strategy: Mapping[str, Any], scope: str, where: str) -> dict[str, Any]:
     """The strategy's table with its ``budget_scope``, or that of the one it wraps, set to ``scope``."""
+    if not build(strategy, f"{where}: [strategy]").budget_scope:
+        return dict(strategy)
     if "base" in strategy:
         return {**strategy, "base": _in_scope(strategy["base"], scope, where)}
-    method = METHODS.get(strategy.get("name", ""))
-    if method is None or "budget_scope" not in {f.name for f in dataclasses.fields(method)}:
-        return dict(strategy)
     if strategy.get("budget_scope", scope) != scope:
         raise ConfigError(
             f"{where}: scope = {scope!r}, but the strategy's budget_scope = {strategy['budget_scope']!r}; "

@@ -211,17 +211,18 @@ class Simulation:
         due = rounds.evaluate_every and (done % rounds.evaluate_every == 0 or self.is_over)
         if not due or not self._num_test_samples:
             return {"accuracy": None, "test_loss": None}
-        (score,) = self._exam(self._director.strategy.evaluation)
+        average = self._director.strategy.exits_to_average(self._director.spec)
+        (score,) = self._exam(average)
         found: dict[str, Any] = {"accuracy": score.accuracy, "test_loss": score.loss}
         every = self._evaluation.exits_every
         if every and (done % every == 0 or self.is_over):
-            found["exit_accuracies"] = [exit_.accuracy for exit_ in self._exam("exits")]
+            found["exit_accuracies"] = [exit_.accuracy for exit_ in self._exam(each_exit=True)]
         return found
 
-    def _exam(self, mode: str) -> list[Score]:
+    def _exam(self, average: tuple[int, ...] = (), each_exit: bool = False) -> list[Score]:
         limit = self._evaluation.limit
         num_parts = min(TEST_PARTS, limit or self._num_test_samples, self._num_test_samples)
-        exams = [Exam(part, num_parts, limit, mode) for part in range(num_parts)]
+        exams = [Exam(part, num_parts, limit, average, each_exit) for part in range(num_parts)]
         parts: dict[int, Sequence[Marks]] = dict(self._executor.run(exams))
         return [Score.of(marks) for marks in zip(*(parts[i] for i in range(num_parts)), strict=True)]
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedel.core.timing import SCOPES
 from fedel.data.partition import digest, split
 from fedel.errors import ConfigError
 from fedel.roles.coordinator import Director
@@ -22,10 +21,10 @@ from fedel.simulation.run import Progress, Simulation
 from fedel.simulation.store import RunFolder, Standing, write
 from fedel.simulation.workers import Worker
 from fedel.simulation.workload import TorchWorkload, fresh_model
-from fedel.strategies.base import scope_of
+from fedel.strategies.base import PAPER_CLOCK
 from fedel.training.factory import make_data
 from fedel.training.profile_io import load_profile, save_profile
-from fedel.types import Strategy, TimingProfile
+from fedel.types import TimingProfile
 
 EXECUTORS = ("serial", "processes", "ray")
 
@@ -60,8 +59,7 @@ def session(
     kept = path / "profile.json"
     base = load_profile(kept, model.spec) if kept.exists() else base_profile(job.fleet.base, run, model, data)
     clients = devices.build(job.fleet, base, model.spec, list(map(len, parts)), job.network, run.seed)
-    director = Director(run, model.spec)
-    director.scope = driving_scope(director.strategy, job.scope)
+    director = Director(run, model.spec, job.scope or PAPER_CLOCK)
     standing = folder.open(job.table()) or Standing(model.tensors())
     save_profile(base, kept)
     workload = make_workload(
@@ -107,18 +105,6 @@ def workers(worker: Worker, executor: str, num_workers: int) -> Iterator[Executo
         yield pool
     finally:
         pool.close()
-
-
-def driving_scope(strategy: Strategy, wanted: str = "") -> str:
-    """The clock that decides when a round ends.
-
-    A method without a budget has no scope of its own; its rounds are counted as those of the methods it is
-    compared with.
-    """
-    base = getattr(strategy, "base", None)
-    if base is not None:
-        return driving_scope(base, wanted)
-    return scope_of(strategy) if hasattr(strategy, "budget_scope") else wanted or SCOPES[0]
 
 
 def play_all(

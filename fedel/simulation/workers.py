@@ -34,8 +34,10 @@ class Exam:
     num_parts: int
     limit: int
     """Samples of the whole test; 0 takes all."""
-    mode: str
-    """``final``, ``ensemble``, or ``exits`` for each of them by itself."""
+    average: tuple[int, ...] = ()
+    """Exits whose mean logits are tested; empty tests the last exit."""
+    each_exit: bool = False
+    """Test every exit by itself instead."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Workload(Protocol):
     def trainer(self, client: str) -> Trainer: ...
 
     def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
-        """One entry, or one for each exit in mode ``exits``."""
+        """One entry, or one for each exit with ``each_exit``."""
         ...
 
 

@@ -12,8 +12,7 @@ from fedel.job import RunConfig
 from fedel.models.blocks import BlockModel
 from fedel.seeds import derive
 from fedel.simulation.workers import Exam, Marks
-from fedel.strategies.depthfl import depths
-from fedel.training.evaluate import Score, evaluate, evaluate_ensemble, evaluate_exits
+from fedel.training.evaluate import Score, evaluate, evaluate_exits
 from fedel.training.factory import make_model
 from fedel.training.trainer import TorchTrainer
 from fedel.types import Array, ModelSpec, Tensors, TimingProfile
@@ -67,11 +66,9 @@ class TorchWorkload:
     def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
         self._model.load(model)
         batches = self._batches(exam)
-        if exam.mode == "exits":
+        if exam.each_exit:
             return [_marks(score) for score in evaluate_exits(self._model, batches, self._device)]
-        if exam.mode == "ensemble":
-            return [_marks(evaluate_ensemble(self._model, batches, self._device, depths(self.spec)))]
-        return [_marks(evaluate(self._model, batches, self._device))]
+        return [_marks(evaluate(self._model, batches, self._device, exam.average))]
 
     def _batches(self, exam: Exam) -> Iterator[tuple[Array, Array]]:
         test, total = self._data.test, self.num_test_samples

@@ -33,6 +33,10 @@ from fedel.types import (
 )
 
 WEIGHTINGS = ("uniform", "samples")
+DEVICE_CLOCK = "train"
+"""Default clock of a federation: its coordinator waits for whole steps."""
+PAPER_CLOCK = "backward"
+"""Default clock of a simulation: the paper's counts the backward pass only."""
 
 
 def one_of(name: str, value: str, allowed: Collection[str]) -> None:
@@ -45,10 +49,28 @@ def check_scope(scope: str) -> None:
     one_of("budget_scope", scope, SCOPES)
 
 
-def scope_of(strategy: Strategy) -> str:
-    """What counts against T_th under this strategy; a wrapper takes after what it wraps."""
-    base = getattr(strategy, "base", None)
-    return scope_of(base) if base is not None else getattr(strategy, "budget_scope", "train")
+def clock_of(strategy: Strategy, default: str = DEVICE_CLOCK) -> str:
+    """The clock of a run: the one that the method holds T_th against, or ``default`` if it has no budget.
+
+    Such a method (FedAvg) still gets a T_th: deadlines are multiples of it, and every client's deviation from
+    it is written down.
+    """
+    return strategy.budget_scope or default
+
+
+class Method:
+    """What most methods say about themselves: no budget, no narrower models, the last exit is tested."""
+
+    @property
+    def budget_scope(self) -> str:
+        return ""
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        return ()
+
+    def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:  # noqa: ARG002
+        return ()
 
 
 def draw(context: RoundContext) -> list[ClientView]:

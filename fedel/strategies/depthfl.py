@@ -14,10 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedel.core.timing import SLACK, step_cost
+from fedel.core.timing import fits, step_cost
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -50,9 +51,8 @@ STATE_PREFIX = "feddyn/"
 
 
 @dataclass(frozen=True)
-class DepthFL:
+class DepthFL(Method):
     name: ClassVar[str] = "depthfl"
-    evaluation: ClassVar[str] = "ensemble"
 
     budget_scope: str = "backward"
     """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
@@ -79,6 +79,10 @@ class DepthFL:
         check_scope(self.budget_scope)
         one_of("weighting", self.weighting, WEIGHTINGS)
 
+    def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
+        # Exits between the cuts are never trained.
+        return depths(spec)
+
     def plan(self, context: RoundContext) -> Plan:
         tasks = []
         for client in draw(context):
@@ -92,10 +96,10 @@ class DepthFL:
         T_th is the plain model's time on some device. One that keeps it with the plain model gets the whole
         network although its exits come on top: otherwise nobody would train the last blocks.
         """
-        limit = budget_seconds * (1 + SLACK)
-        if whole_step(spec, profile).total(self.budget_scope) <= limit:
+        scope = self.budget_scope
+        if fits(whole_step(spec, profile).total(scope), budget_seconds):
             return spec.num_blocks
-        fitting = [d for d in depths(spec) if prefix_step(spec, profile, d).total(self.budget_scope) <= limit]
+        fitting = [d for d in depths(spec) if fits(prefix_step(spec, profile, d).total(scope), budget_seconds)]
         return max(fitting, default=depths(spec)[0])
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
@@ -111,8 +115,8 @@ class DepthFL:
         )
         trained = trainer.train(model, job)
         cost = prefix_step(spec, trainer.profile, depth)
-        limit = task.budget_seconds * (1 + SLACK)
-        over = depth == depths(spec)[0] and cost.total(self.budget_scope) > limit
+        in_budget = fits(cost.total(self.budget_scope), task.budget_seconds)
+        over = depth == depths(spec)[0] and not in_budget
         update = update_of(task, model, trainer, job, trained, cost, Window(1, depth), over_budget=over)
         if self.feddyn_alpha:
             memory = replace(memory, tensors=self._drift(spec, model, memory.tensors, trained.patches))

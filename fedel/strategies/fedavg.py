@@ -8,6 +8,7 @@ from typing import ClassVar
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     draw,
     job_for,
     one_of,
@@ -20,9 +21,8 @@ from fedel.types import Fold, Memory, ModelSpec, Plan, RoundContext, Task, Tenso
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Method):
     name: ClassVar[str] = "fedavg"
-    evaluation: ClassVar[str] = "final"
 
     weighting: str = "samples"
     """How much a client counts in the mean: ``samples`` or ``uniform``."""

@@ -9,11 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedel.core.budgeted import SELECTIONS, choose, less_probe, probe_cost, window_cost
 from fedel.core.importance import blend, local
-from fedel.core.timing import block_seconds
+from fedel.core.timing import block_seconds, fits
 from fedel.core.window import VARIANTS, slide
-from fedel.strategies.base import WEIGHTINGS, MeanFold, check_scope, draw, job_for, one_of, order, update_of
-from fedel.strategies.elastictrainer import SELECTIONS, choose, probe_cost, step_budget, window_cost
+from fedel.strategies.base import (
+    WEIGHTINGS,
+    MeanFold,
+    Method,
+    check_scope,
+    draw,
+    job_for,
+    one_of,
+    order,
+    update_of,
+)
 from fedel.types import (
     FREE,
     Fold,
@@ -29,9 +39,8 @@ from fedel.types import (
 
 
 @dataclass(frozen=True)
-class FedEL:
+class FedEL(Method):
     name: ClassVar[str] = "fedel"
-    evaluation: ClassVar[str] = "final"
 
     beta: float = 0.6
     """Share of local importance in the blend; the rest is the global model's last change."""
@@ -65,18 +74,21 @@ class FedEL:
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         memory = self.slide(task, memory, trainer)  # line 11
-        window = memory.window
+        spec, profile, scope = trainer.spec, trainer.profile, self.budget_scope
+        window, budget = memory.window, task.budget_seconds
         assert window is not None
-        everything = {t.name for t in trainer.spec.weights_in(window.end, window.front)}
-        full = window_cost(trainer, everything, window).total(self.budget_scope)
-        if self.train_all_that_fits and full <= task.budget_seconds * (1 + 1e-6):
-            selected, fits, probe = everything, True, FREE
+        everything = {t.name for t in spec.weights_in(window.end, window.front)}
+        whole_window = window_cost(spec, profile, everything, window).total(scope)
+        if self.train_all_that_fits and fits(whole_window, budget):
+            selected, in_budget, probe = everything, True, FREE
         else:
             probed = local(trainer.probe(model, window, task.work, task.seed))  # line 8
             importance = blend(probed, task.global_importance, self.beta)  # lines 9 and 10
-            probe = probe_cost(trainer, window)
-            budget = step_budget(task, trainer, probe, self.budget_scope, self.probe_in_budget)
-            selected, fits = choose(trainer, window, importance, budget, self.budget_scope, self.dp)  # line 12
+            probe = probe_cost(spec, profile, window)
+            if self.probe_in_budget:
+                steps = task.work.steps_for(trainer.num_samples)
+                budget = less_probe(budget, probe.total(scope), steps)
+            selected, in_budget = choose(spec, profile, window, importance, budget, scope, self.dp)  # line 12
         job = job_for(task, trainer, selected, window)
         trained = trainer.train(model, job)  # line 13
         update = update_of(
@@ -85,12 +97,12 @@ class FedEL:
             trainer,
             job,
             trained,
-            window_cost(trainer, selected, window),
+            window_cost(spec, profile, selected, window),
             window,
             probe=probe,
             resets=memory.resets,
             rounds_held=memory.rounds_held,
-            over_budget=not fits,
+            over_budget=not in_budget,
         )
         return update, replace(memory, selected=update.report.selected)
 

@@ -7,47 +7,17 @@ statistics are no sums of steps and are averaged plainly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from fedel.core.aggregation import MaskedMean, NormalisedMean
-from fedel.strategies.fedavg import FedAvg
-from fedel.types import (
-    Fold,
-    Folded,
-    Memory,
-    ModelSpec,
-    Plan,
-    Role,
-    RoundContext,
-    Strategy,
-    Task,
-    Tensors,
-    Trainer,
-    Update,
-)
+from fedel.strategies.wrapper import Wrapper
+from fedel.types import Fold, Folded, ModelSpec, Role, Tensors, Update
 
 
 @dataclass(frozen=True)
-class FedNova:
+class FedNova(Wrapper):
     name: ClassVar[str] = "fednova"
-
-    base: Strategy = field(default_factory=FedAvg)
-    """The method whose updates are normalised."""
-
-    @property
-    def weighting(self) -> str:
-        return self.base.weighting
-
-    @property
-    def evaluation(self) -> str:
-        return self.base.evaluation
-
-    def plan(self, context: RoundContext) -> Plan:
-        return self.base.plan(context)
-
-    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
-        return self.base.fit(task, model, memory, trainer)
 
     def fold(self, spec: ModelSpec) -> Fold:
         return _NovaFold(spec, self.weighting)

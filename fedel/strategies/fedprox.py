@@ -6,33 +6,18 @@ move anyway, so with FedEL the term acts inside the window alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedel.strategies.base import WrappedTrainer
-from fedel.strategies.fedavg import FedAvg
-from fedel.types import (
-    Fold,
-    Job,
-    Memory,
-    ModelSpec,
-    Plan,
-    RoundContext,
-    Strategy,
-    Task,
-    Tensors,
-    Trained,
-    Trainer,
-    Update,
-)
+from fedel.strategies.wrapper import Wrapper
+from fedel.types import Job, Memory, Task, Tensors, Trained, Trainer, Update
 
 
 @dataclass(frozen=True)
-class FedProx:
+class FedProx(Wrapper):
     name: ClassVar[str] = "fedprox"
 
-    base: Strategy = field(default_factory=FedAvg)
-    """The method whose local training gets the proximal term."""
     mu: float = 0.01
     """Strength of the pull towards the round's starting model."""
 
@@ -40,22 +25,8 @@ class FedProx:
         if self.mu < 0:
             raise ValueError(f"mu = {self.mu:g}: the proximal term needs a value of at least 0")
 
-    @property
-    def weighting(self) -> str:
-        return self.base.weighting
-
-    @property
-    def evaluation(self) -> str:
-        return self.base.evaluation
-
-    def plan(self, context: RoundContext) -> Plan:
-        return self.base.plan(context)
-
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         return self.base.fit(task, model, memory, _Proximal(trainer, self.mu))
-
-    def fold(self, spec: ModelSpec) -> Fold:
-        return self.base.fold(spec)
 
 
 class _Proximal(WrappedTrainer):

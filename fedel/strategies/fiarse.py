@@ -12,10 +12,11 @@ from typing import ClassVar
 import numpy as np
 
 from fedel.core.sparsity import magnitude_threshold, maskable
-from fedel.core.timing import SLACK
+from fedel.core.timing import fits
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -43,9 +44,8 @@ CLOCKS = ("honest", "optimistic")
 
 
 @dataclass(frozen=True)
-class FIARSE:
+class FIARSE(Method):
     name: ClassVar[str] = "fiarse"
-    evaluation: ClassVar[str] = "final"
 
     budget_scope: str = "backward"
     """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
@@ -80,7 +80,7 @@ class FIARSE:
         cost = whole_step(spec, trainer.profile)
         if self.clock == "optimistic":
             cost = StepCost(gamma * cost.forward_seconds, gamma * cost.backward_seconds)
-        over = cost.total(self.budget_scope) > task.budget_seconds * (1 + SLACK)
+        over = not fits(cost.total(self.budget_scope), task.budget_seconds)
         return update_of(task, model, trainer, job, trained, cost, over_budget=over), memory
 
     def fold(self, spec: ModelSpec) -> Fold:

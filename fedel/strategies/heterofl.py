@@ -12,10 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedel.core.timing import SLACK, width_step
+from fedel.core.timing import fits, width_step
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -42,9 +43,8 @@ from fedel.types import (
 
 
 @dataclass(frozen=True)
-class HeteroFL:
+class HeteroFL(Method):
     name: ClassVar[str] = "heterofl"
-    evaluation: ClassVar[str] = "final"
 
     widths: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
     """Shares of the channels to choose from; a client gets the largest whose step fits its budget."""
@@ -103,7 +103,7 @@ class HeteroFL:
         return MeanFold(spec, self.weighting)
 
     def _fits(self, profile: TimingProfile, width: float, budget_seconds: float) -> bool:
-        return width_step(profile, width).total(self.budget_scope) <= budget_seconds * (1 + SLACK)
+        return fits(width_step(profile, width).total(self.budget_scope), budget_seconds)
 
 
 def own_rows(

@@ -17,6 +17,7 @@ from fedel.seeds import generator
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -68,9 +69,8 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class PyramidFL:
+class PyramidFL(Method):
     name: ClassVar[str] = "pyramidfl"
-    evaluation: ClassVar[str] = "final"
 
     over_commit: float = 1.3
     """Clients invited for each one kept; the fastest are kept."""

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedel.core.timing import SLACK
+from fedel.core.budgeted import window_cost
+from fedel.core.timing import SLACK, fits
 from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
+    Method,
     check_scope,
     draw,
     job_for,
@@ -24,7 +26,6 @@ from fedel.strategies.base import (
     whole,
     whole_step,
 )
-from fedel.strategies.elastictrainer import window_cost
 from fedel.types import (
     Fold,
     Memory,
@@ -41,9 +42,8 @@ from fedel.types import (
 
 
 @dataclass(frozen=True)
-class TimelyFL:
+class TimelyFL(Method):
     name: ClassVar[str] = "timelyfl"
-    evaluation: ClassVar[str] = "final"
 
     share: float = 0.5
     """Share of the participants that can train the whole model within the interval."""
@@ -87,14 +87,14 @@ class TimelyFL:
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         spec, alpha = trainer.spec, task.settings["alpha"]
         steps = task.work.steps_for(trainer.num_samples)
-        window, cost, fits = whole(spec), whole_step(spec, trainer.profile), True
+        window, cost, in_time = whole(spec), whole_step(spec, trainer.profile), True
         if alpha < 1:
             room = (task.settings["interval"] - alpha * self.comm_seconds) / steps
-            window, cost, fits = longest_suffix(trainer, room, self.budget_scope)
+            window, cost, in_time = longest_suffix(trainer, room, self.budget_scope)
         selected = {t.name for t in spec.weights_in(window.end, window.front)}
         job = job_for(task, trainer, selected, window)
         trained = trainer.train(model, job)
-        return update_of(task, model, trainer, job, trained, cost, window, over_budget=not fits), memory
+        return update_of(task, model, trainer, job, trained, cost, window, over_budget=not in_time), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting)
@@ -126,11 +126,11 @@ def longest_suffix(trainer: Trainer, room_seconds: float, scope: str) -> tuple[W
 
     The frozen input side still runs forward, which is why less than a share alpha of the model may fit.
     """
-    last = trainer.spec.num_blocks
+    spec, last = trainer.spec, trainer.spec.num_blocks
     for end in range(1, last + 1):
         window = Window(end, last)
-        cost = window_cost(trainer, {t.name for t in trainer.spec.weights_in(end, last)}, window)
-        fits = cost.total(scope) <= room_seconds * (1 + SLACK)
-        if fits:
+        cost = window_cost(spec, trainer.profile, {t.name for t in spec.weights_in(end, last)}, window)
+        in_time = fits(cost.total(scope), room_seconds)
+        if in_time:
             break
-    return window, cost, fits
+    return window, cost, in_time

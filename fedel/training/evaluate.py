@@ -1,9 +1,9 @@
-"""How good a model is on test data: its own classifier, each exit, and the exits together."""
+"""How good a model is on test data: as its strategy uses it, and each exit by itself."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -48,14 +48,18 @@ class _Tally:
 
 
 def evaluate(
-    model: BlockModel, batches: Iterable[tuple[Array, Array]], device: str | torch.device = "cpu"
+    model: BlockModel,
+    batches: Iterable[tuple[Array, Array]],
+    device: str | torch.device = "cpu",
+    average: Collection[int] = (),
 ) -> Score:
-    """The whole network with its own classifier."""
+    """The model as its strategy uses it: mean logits of the exits after the blocks ``average``
+    (``Strategy.exits_to_average``), or the whole network with its own classifier where there are none."""
     tally = _Tally()
     with torch.no_grad():
         model.to(device).eval()
         for x, y in _on(batches, device):
-            tally.add(model(x), y)
+            tally.add(_mean_logits(model, x, average) if average else model(x), y)
     return tally.score()
 
 
@@ -72,21 +76,9 @@ def evaluate_exits(
     return [tally.score() for tally in tallies]
 
 
-def evaluate_ensemble(
-    model: BlockModel,
-    batches: Iterable[tuple[Array, Array]],
-    device: str | torch.device = "cpu",
-    exits: Iterable[int] | None = None,
-) -> Score:
-    """Mean logits of the exits after blocks ``exits``, or of all of them (DepthFL's inference)."""
-    chosen = [b - 1 for b in exits] if exits is not None else list(range(model.spec.num_blocks))
-    tally = _Tally()
-    with torch.no_grad():
-        model.to(device).eval()
-        for x, y in _on(batches, device):
-            logits = model.all_exits(x)
-            tally.add(torch.stack([logits[i] for i in chosen]).mean(0), y)
-    return tally.score()
+def _mean_logits(model: BlockModel, x: Tensor, exits: Collection[int]) -> Tensor:
+    logits = model.all_exits(x)
+    return torch.stack([logits[block - 1] for block in exits]).mean(0)
 
 
 def _on(batches: Iterable[tuple[Array, Array]], device: str | torch.device) -> Iterable[tuple[Tensor, Tensor]]:

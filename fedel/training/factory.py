@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,12 @@ from fedel.job import RunConfig
 from fedel.models import BlockModel, build
 from fedel.seeds import derive
 from fedel.strategies import build as build_strategy
-from fedel.strategies.depthfl import depths
-from fedel.training.evaluate import Score, evaluate, evaluate_ensemble
+from fedel.training.evaluate import Score, evaluate
 from fedel.training.profile_io import load_profile, save_profile
 from fedel.training.profiler import default_device_name, profile
 from fedel.training.settings import DataPart, Evaluator, TrainerSettings
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Array, ModelSpec, Strategy, Tensors, TimingProfile, Trainer
+from fedel.types import Array, ModelSpec, Tensors, TimingProfile, Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def profile_of(
     """The profile given, the one measured before on this device, or one measured now."""
     if settings.profile is not None:
         return load_profile(settings.profile, model.spec)
-    widths = tuple(w for w in widths_of(build_strategy(run.strategy)) if w < 1)
+    widths = tuple(w for w in build_strategy(run.strategy).widths if w < 1)
     kept = settings.cache_dir and settings.cache_dir / f"profile-{_key(run, settings, model, widths)}.json"
     if kept and kept.exists():
         try:
@@ -97,12 +97,6 @@ def profile_of(
     return measured
 
 
-def widths_of(strategy: Strategy) -> tuple[float, ...]:
-    """Widths that the strategy, or the one it wraps, may ask a device to train."""
-    base = getattr(strategy, "base", None)
-    return widths_of(base) if base is not None else tuple(getattr(strategy, "widths", ()))
-
-
 def _key(run: RunConfig, settings: TrainerSettings, model: BlockModel, widths: tuple[float, ...]) -> str:
     """Everything that a measurement depends on."""
     device = default_device_name(torch.device(settings.device))
@@ -121,11 +115,8 @@ def _key(run: RunConfig, settings: TrainerSettings, model: BlockModel, widths: t
 
 
 def _evaluator(model: BlockModel, data: Dataset, device: str) -> Evaluator:
-    def test(tensors: Tensors, mode: str) -> Score:
+    def test(tensors: Tensors, average: Collection[int]) -> Score:
         model.load(tensors)
-        if mode == "ensemble":
-            # Exits between DepthFL's depths are never trained.
-            return evaluate_ensemble(model, data.test_batches(), device, depths(model.spec))
-        return evaluate(model, data.test_batches(), device)
+        return evaluate(model, data.test_batches(), device, average)
 
     return test

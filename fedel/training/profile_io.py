@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedel.errors import ProfileError
+from fedel.files import write_atomic
 from fedel.types import BlockTime, ModelSpec, TensorTime, TimingProfile, WidthTime
 
 FORMAT = 1
@@ -20,10 +21,7 @@ def to_json(profile: TimingProfile) -> str:
 
 
 def save_profile(profile: TimingProfile, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(to_json(profile) + "\n")
-    part.replace(path)
+    write_atomic(path, to_json(profile) + "\n")
 
 
 def load_profile(path: Path, spec: ModelSpec | None = None) -> TimingProfile:

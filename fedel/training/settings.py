@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -69,8 +69,8 @@ class Score(Protocol):
     def num_targets(self) -> int: ...
 
 
-Evaluator = Callable[[Tensors, str], Score]
-"""Tests a model, the ``final`` classifier or the ``ensemble`` of exits, as a strategy's ``evaluation`` says."""
+Evaluator = Callable[[Tensors, Collection[int]], Score]
+"""Tests a model by the exits that ``Strategy.exits_to_average`` names; without any, by its last one."""
 
 MakeTrainer = Callable[[RunConfig, TrainerSettings], tuple[Trainer, Evaluator | None]]
 """What ``RunConfig.trainer`` names."""

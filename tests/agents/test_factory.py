@@ -14,7 +14,7 @@ import torch
 from fedel.errors import ProfileError
 from fedel.job import RunConfig
 from fedel.seeds import derive
-from fedel.strategies.depthfl import depths
+from fedel.strategies.depthfl import DepthFL, depths
 from fedel.training import factory
 from fedel.training.profile_io import save_profile
 from fedel.training.settings import DataPart, TrainerSettings
@@ -160,4 +160,5 @@ def test_the_ensemble_is_of_the_exits_that_depthfl_trains(measured: list[int]) -
     ]
     assert untrained
     disturbed = {n: v + 100 if n in untrained else v for n, v in tensors.items()}
-    assert judge(tensors, "ensemble").loss == judge(disturbed, "ensemble").loss
+    average = DepthFL().exits_to_average(trainer.spec)
+    assert judge(tensors, average).loss == judge(disturbed, average).loss != judge(tensors, ()).loss

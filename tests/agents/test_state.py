@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,21 @@ def test_a_memory_comes_back_as_it_was_with_its_tensors(tmp_path: Path) -> None:
     assert (None, ("a",)) == (seven.window, seven.selected)
     assert MEMORY == DiskMemories(tmp_path).load(8)
     assert DiskMemories(tmp_path).load(6) is None
+
+
+def test_memory_and_outbox_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename is on disk only once its directory is synced."""
+    synced: list[bool] = []
+    fsync = os.fsync
+
+    def note(handle: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(handle).st_mode))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    DiskMemories(tmp_path).stage(8, MEMORY)
+    Outbox(tmp_path).put(8, aggregator_pb2.UpdateHeader(run="r"), pack({}))
+    assert [False, True] * 2 == synced
 
 
 def test_three_memories_are_kept_and_the_accepted_one_is_among_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from fedel.errors import DataError
@@ -25,10 +26,10 @@ class FakeScore:
     num_targets: int = 100
 
 
-def score(model: Tensors, mode: str) -> FakeScore:
-    """Something that depends on the model, and tells the modes apart."""
+def score(model: Tensors, average: Collection[int]) -> FakeScore:
+    """Something that depends on the model, and on whether exits are averaged."""
     total = float(sum(values.sum() for values in model.values()))
-    return FakeScore(abs(total) % 1, loss=1.0 if mode == "ensemble" else 0.5)
+    return FakeScore(abs(total) % 1, loss=1.0 if average else 0.5)
 
 
 def fake(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:

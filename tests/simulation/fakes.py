@@ -16,9 +16,9 @@ from fedel.simulation.devices import Client
 from fedel.simulation.executors import Executor, Serial
 from fedel.simulation.job import Evaluation
 from fedel.simulation.run import Simulation
-from fedel.simulation.start import driving_scope
 from fedel.simulation.store import RunFolder, Standing
 from fedel.simulation.workers import Exam, Marks, Worker
+from fedel.strategies.base import PAPER_CLOCK
 from fedel.types import ModelSpec, Tensors, Trainer
 from tests.strategies import fakes
 
@@ -55,7 +55,7 @@ class FakeWorkload:
         size = (exam.limit or self.num_test_samples) / exam.num_parts
         loss = float(sum(abs(values).sum() for values in model.values())) * (exam.part + 1) / 7
         one = Marks(int(loss) % (int(size) + 1), loss, int(size))
-        return [one] * (self.spec.num_blocks if exam.mode == "exits" else 1)
+        return [one] * (self.spec.num_blocks if exam.each_exit else 1)
 
 
 def run_config(strategy: str | Mapping[str, Any] = "fedel", seed: int = 1, **rounds: Any) -> RunConfig:
@@ -100,8 +100,7 @@ def play(
     """A run on the fake fleet; with ``folder`` it is kept there, and gone on with if it is there already."""
     trainers = trainers or fakes.fleet(4)
     workload = FakeWorkload(trainers, fails=fails or {})
-    director = Director(run, workload.spec)
-    director.scope = driving_scope(director.strategy, scope)
+    director = Director(run, workload.spec, scope or PAPER_CLOCK)
     store = RunFolder(folder) if folder else None
     kept = store.open(run.table()) if store else None
     executor = make(Worker(director.strategy, workload))

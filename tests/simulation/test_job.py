@@ -3,8 +3,8 @@ import pytest
 from fedel.config import tomllib, write
 from fedel.errors import ConfigError
 from fedel.simulation.job import Job
-from fedel.simulation.start import driving_scope
 from fedel.strategies import build
+from fedel.strategies.base import PAPER_CLOCK, clock_of
 
 
 def test_a_job_survives_being_written_and_read():
@@ -34,6 +34,7 @@ def test_virtual_rounds_have_no_shortest_deadline_unless_one_is_set():
         ({"rouns": {}}, "did you mean 'rounds'"),
         ({"scope": "forward"}, "scope = 'forward' is none of"),
         ({"scope": "train", "strategy": {"name": "fedel", "budget_scope": "backward"}}, "remove one of them"),
+        ({"scope": "train", "strategy": {"name": "fedl"}}, "did you mean 'fedel'"),
         ({"rounds": {"late": "next"}}, "leaves late updates out"),
         ({"fleet": {"counts": {"orin": 2}}, "partition": {"num_clients": 3}}, "adds up to 2 devices"),
         ({"partition": {"alhpa": 1.0}}, "did you mean 'alpha'"),
@@ -58,4 +59,4 @@ def test_mistakes_name_the_file_and_the_remedy(table, words):
 )
 def test_one_setting_chooses_the_clock_of_every_method(strategy, scope, driving):
     job = Job.parse({"strategy": strategy, **({"scope": scope} if scope else {})})
-    assert driving == driving_scope(build(job.run.strategy), job.scope)
+    assert driving == clock_of(build(job.run.strategy), job.scope or PAPER_CLOCK)

@@ -111,7 +111,7 @@ def test_the_test_set_is_counted_once_however_it_is_cut(job):
     tensors = model.tensors()
 
     def total(num_parts, limit=0):
-        marks = [workload.test(tensors, Exam(i, num_parts, limit, "final"))[0] for i in range(num_parts)]
+        marks = [workload.test(tensors, Exam(i, num_parts, limit))[0] for i in range(num_parts)]
         return sum(m.num_correct for m in marks), sum(m.num_targets for m in marks)
 
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_depthfl_is_judged_by_the_exits_it_trains(job):
         mean = torch.stack([logits[d - 1] for d in depths(model.spec)]).mean(0)
     right = int((mean.argmax(-1).numpy() == y).sum())
     workload = TorchWorkload(model, data, {}, {})
-    assert right == workload.test(model.tensors(), Exam(0, 1, 0, "ensemble"))[0].num_correct
+    assert right == workload.test(model.tensors(), Exam(0, 1, 0, depths(model.spec)))[0].num_correct
 
 
 def test_one_trainer_serves_a_client_for_good_and_one_model_all_of_them(job):

@@ -4,10 +4,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedel.core.budgeted import choose, window_cost
 from fedel.core.timing import block_seconds, full_step
 from fedel.strategies import ElasticTrainer, FedAvg, FedEL
 from fedel.strategies.base import order
-from fedel.strategies.elastictrainer import choose, window_cost
 from fedel.types import FREE, Memory, Role, Window
 from tests.strategies import fakes
 from tests.strategies.fakes import FakeTrainer, Recorder, context_of, fleet, run_rounds, same_bits
@@ -138,7 +138,7 @@ def test_beta_decides_between_the_local_and_the_global_view():
     window = Window(1, 6)
     names = [t.name for t in client.spec.weights_in(1, 6)]
     change = {name: 1.0 if name == names[0] else 0.0 for name in names}
-    budget = window_cost(client, {names[0]}, window).backward_seconds * 1.001
+    budget = window_cost(client.spec, client.profile, {names[0]}, window).backward_seconds * 1.001
     task = task_for(client, budget_seconds=budget, global_importance=change)
 
     class Deep(FakeTrainer):
@@ -212,7 +212,7 @@ def test_where_the_forward_pass_counts_a_window_stays_within_the_budget():
 def test_where_importance_favours_nothing_the_cheapest_tensor_at_the_front_is_trained():
     client = fleet()["client-0"]
     useless = {t.name: -1.0 for t in client.spec.weights}
-    selected, fits = choose(client, Window(1, 3), useless, 1e9, "backward", "exact")
+    selected, fits = choose(client.spec, client.profile, Window(1, 3), useless, 1e9, "backward", "exact")
     assert ({"blocks.three.conv.bias"}, True) == (selected, fits)
 
 

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 
-from fedel.strategies import FedAvg, FedEL, FedNova, FedProx, HeteroFL, build, describe
-from fedel.strategies.base import scope_of
+from fedel.strategies import DepthFL, FedAvg, FedEL, FedNova, FedProx, HeteroFL, build, describe
+from fedel.strategies.base import clock_of
+from fedel.strategies.depthfl import depths
 from fedel.types import LocalWork
-from tests.strategies.fakes import Recorder, context_of, fleet, initial_model, run_rounds, same_bits
+from tests.strategies.fakes import Recorder, context_of, fleet, initial_model, run_rounds, same_bits, spec
 
 PLAIN = LocalWork(num_steps=4, batch_size=8, lr=0.1, momentum=0.0, weight_decay=0.0)
 
@@ -61,10 +62,28 @@ def test_fednova_averages_statistics_plainly():
         assert base.model[name].tobytes() == nova.model[name].tobytes()
 
 
-def test_wrappers_compose_and_take_after_their_base():
+def test_wrappers_answer_as_their_base():
+    assert (0.5, 0.25) == FedProx(FedNova(HeteroFL(widths=(0.5, 0.25)))).widths
+    assert depths(spec()) == FedNova(FedProx(DepthFL())).exits_to_average(spec())
+    assert () == FedNova(FedEL()).exits_to_average(spec())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "default", "clock"),
+    [
+        (FedAvg(), "train", "train"),
+        (FedProx(FedNova()), "backward", "backward"),
+        (FedEL(), "train", "backward"),
+        (FedNova(FedEL(budget_scope="train")), "backward", "train"),
+    ],
+)
+def test_clock(strategy, default, clock):
+    assert clock == clock_of(strategy, default)
+
+
+def test_wrappers_compose():
     strategy = FedProx(FedNova(FedEL(budget_scope="train")), mu=0.1)
     assert "uniform" == strategy.weighting
-    assert "train" == scope_of(strategy)
     assert strategy == build(describe(strategy))
     history = run_rounds(strategy, 4, scope="train")
     assert all(np.isfinite(values).all() for values in history.model.values())

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedel.data.dataset import Dataset
 from fedel.models.blocks import BlockModel
-from fedel.training.evaluate import Score, evaluate, evaluate_ensemble, evaluate_exits
+from fedel.training.evaluate import Score, evaluate, evaluate_exits
 
 
 def whole_set(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,9 +42,9 @@ def test_every_exit_and_their_ensemble(plain: BlockModel, data: Dataset) -> None
     for score, z in zip(exits, logits, strict=True):
         assert (score.accuracy, score.loss) == pytest.approx(score_of(z, y), rel=1e-5)
     assert exits[-1].loss == pytest.approx(evaluate(plain, data.test_batches(40)).loss)
-    together = evaluate_ensemble(plain, data.test_batches(40))
+    together = evaluate(plain, data.test_batches(40), average=range(1, len(logits) + 1))
     assert together.loss == pytest.approx(score_of(torch.stack(logits).mean(0), y)[1], rel=1e-5)
-    some = evaluate_ensemble(plain, data.test_batches(40), exits=(2, 4))
+    some = evaluate(plain, data.test_batches(40), average=(2, 4))
     assert some.loss == pytest.approx(score_of((logits[1] + logits[3]) / 2, y)[1], rel=1e-5)
 
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedel.errors import CertificateError
+from fedel.files import write_atomic
 from fedel.security import certificates as x
-from fedel.security.folder import CA, CERT, KEY, Credentials, load, write
+from fedel.security.folder import CA, CERT, KEY, PUBLIC, Credentials, load
 from fedel_edge.config import AgentConfig
 
 VARIABLE = "CREDENTIALS_DIRECTORY"
@@ -32,8 +33,8 @@ def adopt(config: AgentConfig, environment: Mapping[str, str] = os.environ) -> A
     link.unlink(missing_ok=True)
     link.symlink_to(handed / KEY)
     link.replace(own / KEY)
-    write(own / CA, newest.ca)
-    write(own / CERT, newest.cert)
+    write_atomic(own / CA, newest.ca, mode=PUBLIC)
+    write_atomic(own / CERT, newest.cert, mode=PUBLIC)
     return replace(config, tls=replace(config.tls, dir=str(own)))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from fedel.files import write_atomic
 from fedel.types import Memory, Window
-from fedel_edge.files import write
 
 _log = logging.getLogger(__name__)
 _KEPT = 3
@@ -58,8 +58,8 @@ class DiskMemories:
             "has_tensors": bool(memory.tensors),
         }
         if memory.tensors:
-            write(path.with_suffix(".safetensors"), [save(dict(memory.tensors))])
-        write(path, [json.dumps(record).encode()])
+            write_atomic(path.with_suffix(".safetensors"), save(dict(memory.tensors)))
+        write_atomic(path, json.dumps(record))
         self._forget_old()
 
     def _forget_old(self) -> None:

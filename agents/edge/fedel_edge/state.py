@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from fedel.files import open_atomic, safe_name, write_atomic
 from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1 import aggregator_pb2
 from fedel.wire.payload import Payload
-from fedel_edge.files import safe_name, write
 from fedel_edge.memory import DiskMemories
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class RunFolder:
         stamp = self.path / "identity"
         if not stamp.exists() or stamp.read_bytes() != identity.encode():
             shutil.rmtree(self.path, ignore_errors=True)
-            write(stamp, [identity.encode()])
+            write_atomic(stamp, identity)
         self.memories = DiskMemories(self.path)
         self.model = ModelCopy(self.path / "model.safetensors")
         self.outbox = Outbox(self.path)
@@ -60,7 +60,7 @@ class ModelCopy:
         return version, tensors
 
     def save(self, version: int, tensors: Tensors) -> None:
-        write(self._path, [save(dict(tensors), metadata={"version": str(version)})])
+        write_atomic(self._path, save(dict(tensors), metadata={"version": str(version)}))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class Outbox:
     def put(self, round_num: int, header: aggregator_pb2.UpdateHeader, payload: Payload) -> None:
         """One file: length of the header, header, payload."""
         message = header.SerializeToString()
-        write(self._path(round_num), [struct.pack("<Q", len(message)), message, *payload.buffers])
+        with open_atomic(self._path(round_num)) as file:
+            file.writelines([struct.pack("<Q", len(message)), message, *payload.buffers])
 
     def get(self, round_num: int) -> Parcel | None:
         path = self._path(round_num)

@@ -175,7 +175,8 @@ class Workbench:
         assert judge is not None, "checked when the order came"
         model, _ = await order.unless_given_up(download(run, task.model_version, self.worker))
         begin = time.monotonic()
-        score = await order.unless_given_up(self.worker.run(partial(judge, model, run.strategy.evaluation)))
+        exits = run.strategy.exits_to_average(run.trainer.spec)
+        score = await order.unless_given_up(self.worker.run(partial(judge, model, exits)))
         return coordinator_pb2.EvaluationDone(
             run=run.name,
             model_version=task.model_version,

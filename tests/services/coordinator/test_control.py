@@ -13,7 +13,7 @@ from fedel_coordinator import servicer
 from grpc import aio
 
 from fedel.strategies import build
-from fedel.strategies.base import scope_of
+from fedel.strategies.base import clock_of
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.codec import spec_to_pb
 from tests.services.coordinator.support import RUN, SPEC, Federation, asynchronous, run_config, trainers
@@ -168,7 +168,7 @@ async def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path) -> None:
         clients = dict(list(trainers().items())[:3])
         for name, method, num_rounds in (("one", "fedel", 3), ("two", "fedavg", 2)):
             strategy = build({"name": method})
-            expected = run_rounds(strategy, num_rounds, clients, scope=scope_of(strategy)).model
+            expected = run_rounds(strategy, num_rounds, clients, scope=clock_of(strategy)).model
             assert same_bits(expected, await federation.model(name))
 
 

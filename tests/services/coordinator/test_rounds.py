@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedel.strategies import build
-from fedel.strategies.base import scope_of
+from fedel.strategies.base import clock_of
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
 from tests.services.coordinator.support import STEP_SECONDS, Federation, asynchronous, run_config, trainers
@@ -22,7 +22,7 @@ def expected_model(num_rounds: int = 3, num_clients: int = 3, name: str = "fedel
     """The same rounds without any service."""
     strategy = build({"name": name})
     clients = dict(list(trainers().items())[:num_clients])
-    return run_rounds(strategy, num_rounds, clients, scope=scope_of(strategy)).model
+    return run_rounds(strategy, num_rounds, clients, scope=clock_of(strategy)).model
 
 
 @pytest.mark.parametrize("strategy", ["fedel", "pyramidfl", "fednova"])

@@ -1,0 +1,40 @@
+"""What FedProx and FedNova share: a method around another one, which is like it except where it says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedel.strategies.fedavg import FedAvg
+from fedel.types import Fold, Memory, ModelSpec, Plan, RoundContext, Strategy, Task, Tensors, Trainer, Update
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """Everything as ``base`` does it; a subclass replaces the part that it changes."""
+
+    base: Strategy = field(default_factory=FedAvg)
+    """The method that is wrapped."""
+
+    @property
+    def weighting(self) -> str:
+        return self.base.weighting
+
+    @property
+    def budget_scope(self) -> str:
+        return self.base.budget_scope
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        return self.base.widths
+
+    def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
+        return self.base.exits_to_average(spec)
+
+    def plan(self, context: RoundContext) -> Plan:
+        return self.base.plan(context)
+
+    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        return self.base.fit(task, model, memory, trainer)
+
+    def fold(self, spec: ModelSpec) -> Fold:
+        return self.base.fold(spec)

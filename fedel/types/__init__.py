@@ -1,0 +1,55 @@
+"""The words every part of FedEL speaks: models, windows, tasks, updates, timing profiles.
+
+Plain frozen data, numpy and the standard library only. Two conventions hold everywhere:
+
+* tensors and blocks are in forward order, input first, in every list;
+* blocks are numbered as in the paper, 1 to B, so ``block_seconds[b - 1]`` belongs to block ``b``.
+
+Import them from here, whichever file of this package they are written in.
+"""
+
+from fedel.types.model import Array, ModelSpec, Patch, Role, Tensors, TensorSpec, Where, Window
+from fedel.types.ports import Fold, Job, Strategy, Trained, Trainer
+from fedel.types.task import (
+    ClientView,
+    Folded,
+    LocalWork,
+    Memory,
+    Plan,
+    Report,
+    RoundContext,
+    Task,
+    Update,
+)
+from fedel.types.timing import FREE, BlockTime, StepCost, TensorTime, TimingProfile, WidthTime
+
+__all__ = [
+    "FREE",
+    "Array",
+    "BlockTime",
+    "ClientView",
+    "Fold",
+    "Folded",
+    "Job",
+    "LocalWork",
+    "Memory",
+    "ModelSpec",
+    "Patch",
+    "Plan",
+    "Report",
+    "Role",
+    "RoundContext",
+    "StepCost",
+    "Strategy",
+    "Task",
+    "TensorSpec",
+    "TensorTime",
+    "Tensors",
+    "TimingProfile",
+    "Trained",
+    "Trainer",
+    "Update",
+    "Where",
+    "WidthTime",
+    "Window",
+]

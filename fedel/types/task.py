@@ -1,0 +1,155 @@
+"""What passes between coordinator, clients and aggregator in a round: context, plan, task, update, report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedel.types.model import ModelSpec, Patch, Tensors, Window
+from fedel.types.timing import FREE, StepCost, TimingProfile
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How a client trains in one round, the same for every method."""
+
+    num_steps: int = 50
+    """Mini-batches a round; 0 means ``num_epochs`` passes over the client's own data instead."""
+    num_epochs: int = 5
+    batch_size: int = 32
+    optimiser: str = "sgd"
+    """``sgd`` or ``adamw``; always started fresh, nothing is carried over between rounds."""
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    clip_norm: float = 0.0
+    """Gradient norm above which gradients are scaled down; 0 switches it off."""
+
+    def steps_for(self, num_samples: int) -> int:
+        """Steps of a client that holds ``num_samples``; in epoch mode the last, short batch counts.
+
+        >>> LocalWork(num_steps=0, num_epochs=2, batch_size=32).steps_for(100)
+        8
+        """
+        return self.num_steps or self.num_epochs * max(1, -(-num_samples // self.batch_size))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's order for one round."""
+
+    round_num: int
+    client: str
+    budget_seconds: float
+    """T_th of one training step."""
+    work: LocalWork
+    seed: int
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """What the strategy's plan decided for this client, e.g. ``{"width": 0.5}``."""
+    global_importance: Mapping[str, float] = field(default_factory=dict)
+    """Squared change of each tensor in the last round; empty in round 0."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client tells about the round it trained."""
+
+    client: str
+    round_num: int
+    num_samples: int
+    """Samples the client holds: its weight where a fold weighs."""
+    num_steps: int
+    effective_steps: float
+    """FedNova's a_n: the l1 norm of the weights that local steps carry in the final update."""
+    loss: float
+    """Mean training loss over the round."""
+    loss_square: float = 0.0
+    """Moving average of the mean squared sample loss, the statistic Oort ranks clients by."""
+    update_norm: float = 0.0
+    cost: StepCost = FREE
+    """Predicted seconds of one step."""
+    probe: StepCost = FREE
+    """Predicted seconds of measuring importance, once a round."""
+    train_seconds: float = 0.0
+    """Measured seconds of training, probe included; 0 where nothing ran on a clock."""
+    peak_memory_bytes: int = 0
+    window: Window | None = None
+    resets: int = 0
+    rounds_held: int = 0
+    selected: tuple[str, ...] = ()
+    """Weights trained this round."""
+    over_budget: bool = False
+    """Even the smallest useful piece of work did not fit the budget."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends: patches of the tensors it trained, and its report."""
+
+    patches: Mapping[str, Patch]
+    report: Report
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a client carries from one of its rounds to the next; kept only once its update was accepted."""
+
+    window: Window | None = None
+    selected: tuple[str, ...] = ()
+    resets: int = 0
+    rounds_held: int = 0
+    """Rounds the window has stood still, for the variant without rollback."""
+    tensors: Tensors = field(default_factory=dict)
+    """Per-client state of a method, such as FedDyn's correction."""
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """What a plan knows of a client."""
+
+    name: str
+    num_samples: int
+    profile: TimingProfile
+    last: Report | None = None
+    """Its report of the last round it took part in."""
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """Everything a plan may look at."""
+
+    round_num: int
+    seed: int
+    spec: ModelSpec
+    clients: Sequence[ClientView]
+    """Available clients, in a fixed order."""
+    num_participants: int
+    """How many to choose; 0 means all of them."""
+    budget_seconds: float
+    """T_th of one training step."""
+    work: LocalWork
+    global_importance: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the last plan of this run returned; JSON values only."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who trains what in a round."""
+
+    tasks: tuple[Task, ...]
+    close_after_seconds: float | None = None
+    """Close the round after this long although some clients are not back (TimelyFL)."""
+    deadline_seconds: float = 0.0
+    """When the round may close in any case; written in by the coordinator's role."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What a fold made of a round's updates."""
+
+    model: Tensors
+    state: Tensors = field(default_factory=dict)
+    """Server-side tensors of a method, handed to the next round's ``finish``."""
