@@ -20,7 +20,7 @@ from typing import Any
 
 from fedel.simulation import start
 from fedel.simulation.job import Job
-from fedel.simulation.workers import Exam, Marks
+from fedel.simulation.workers import Tally, EvaluationPart
 from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import WrappedTrainer
 from fedel.types import Job as TrainingJob
@@ -53,10 +53,10 @@ class TimedWorkload(TorchWorkload):
     def trainer(self, client: str) -> Trainer:  # type: ignore[override]
         return TimedTrainer(super().trainer(client))
 
-    def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
+    def test(self, model: Tensors, part: EvaluationPart) -> Sequence[Tally]:
         begin = time.process_time()
         try:
-            return super().test(model, exam)
+            return super().test(model, part)
         finally:
             Spent.tests += time.process_time() - begin
 
@@ -71,7 +71,7 @@ def measure(job: Job, rounds: int) -> dict[str, Any]:
         begin, wall = time.process_time(), time.perf_counter()
         for _ in range(rounds):
             record = session.simulation.play()
-            session.folder.commit(session.simulation.standing, record)
+            session.folder.commit(session.simulation.checkpoint, record)
         total, wall = time.process_time() - begin, time.perf_counter() - wall
     rest = total - Spent.steps - Spent.around_steps - Spent.probe - Spent.tests
     return {

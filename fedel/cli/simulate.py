@@ -62,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
                 executor=arguments.executor,
                 num_workers=arguments.workers,
             ) as session,
-            _screen(console, session.simulation.standing.state.round_num, job.run.rounds.num_rounds) as screen,
+            _screen(console, session.num_played, job.run.rounds.num_rounds) as screen,
         ):
             result = start.play_all(session, screen.round_done, screen.client_done)
     except KeyboardInterrupt:

@@ -1,131 +1,315 @@
-"""The coordinator's part of a round: plan it, say when it may close, and write down what came of it."""
+"""The round engine: the coordinator without clock, network, files or threads.
+
+``apply(state, event, now)`` gives the next state and the effects to carry out, in order. Everything that is
+*decided* about a run is decided here: who trains, who is lost, what is late, when a round is sealed, what is
+recorded. The driver only waits: the coordinator service for real messages and a real clock, the simulation for
+virtual arrivals. ``apply`` is a pure function: where its effects could not be made durable, the event is
+applied again to the old state.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
-from fedel.core import timing
-from fedel.core.bias import o1
+from fedel.errors import ServiceError
 from fedel.job import RunConfig
-from fedel.strategies import build
-from fedel.strategies.base import DEVICE_CLOCK, clock_of
-from fedel.types import ClientView, Memory, ModelSpec, Plan, Report, RoundContext, Task
+from fedel.roles import events as ev
+from fedel.roles.closing import ClosingTurn
+from fedel.roles.planner import RoundPlanner
+from fedel.roles.run_state import (
+    COMMITTED,
+    FAILED,
+    FINISHED,
+    OPEN,
+    PAUSED,
+    RUNNING,
+    SEALED,
+    STOPPED,
+    STOPPING,
+    WAITING,
+    Member,
+    OpenRound,
+    RunState,
+)
+from fedel.strategies.base import DEVICE_CLOCK
+from fedel.types import ModelSpec, Report
 
 
-@dataclass(frozen=True)
-class RunState:
-    """Everything that one round hands to the next; JSON throughout, so that a restart loses nothing."""
+class RoundEngine:
+    """The rules of one run."""
 
-    round_num: int = 0
-    plan_state: Mapping[str, Any] = field(default_factory=dict)
-    global_importance: Mapping[str, float] = field(default_factory=dict)
-    reports: Mapping[str, Report] = field(default_factory=dict)
-    """Each client's report of the last round it counted in."""
-
-
-class Director:
-    """Plans and closes the rounds of one run."""
-
-    def __init__(self, run: RunConfig, spec: ModelSpec, default_clock: str = DEVICE_CLOCK) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        spec: ModelSpec,
+        default_clock: str = DEVICE_CLOCK,
+        *,
+        tests_itself: bool = False,
+    ) -> None:
+        """``default_clock``: for methods without a budget scope; ``tests_itself``: the driver tests models."""
         self.run = run
         self.spec = spec
-        self.strategy = build(run.strategy)
-        self.scope = clock_of(self.strategy, default_clock)
+        self.planner = RoundPlanner(run, spec, default_clock)
+        self.tests_itself = tests_itself
 
-    def plan(self, state: RunState, clients: Sequence[ClientView]) -> Plan:
-        """The round's tasks. ``clients`` are those that are there, in a fixed order."""
-        rounds = self.run.rounds
-        wanted = math.ceil(rounds.num_participants * rounds.over_select)
-        plan = self.strategy.plan(
-            RoundContext(
-                round_num=state.round_num,
-                seed=self.run.seed,
-                spec=self.spec,
-                clients=[replace(c, last=state.reports.get(c.name)) for c in clients],
-                num_participants=wanted,
-                budget_seconds=self.budget_seconds(clients),
-                work=replace(self.run.work, lr=self.run.work.lr * rounds.lr_decay**state.round_num),
-                global_importance=state.global_importance,
-                state=state.plan_state,
-            )
-        )
-        return replace(plan, deadline_seconds=self._deadline_seconds(plan, clients))
-
-    def budget_seconds(self, clients: Sequence[ClientView]) -> float:
-        """T_th of one step."""
-        budget = self.run.budget
-        return timing.budget(
-            [c.profile for c in clients], budget.policy, budget.value, self.scope, self.spec.exit_each
-        )
-
-    def _deadline_seconds(self, plan: Plan, clients: Sequence[ClientView]) -> float:
-        """When the round may close although some clients are not back."""
-        rounds = self.run.rounds
-        if plan.close_after_seconds is not None:
-            return max(plan.close_after_seconds, rounds.deadline_floor_seconds)
-        num_samples = {client.name: client.num_samples for client in clients}
-        seconds = (t.budget_seconds * t.work.steps_for(num_samples[t.client]) for t in plan.tasks)
-        return max(rounds.deadline_factor * max(seconds, default=0.0), rounds.deadline_floor_seconds)
-
-    def enough(self, num_reports: int, num_tasks: int) -> bool:
-        """Whether a round need not wait for anybody else."""
-        wanted = self.run.rounds.num_participants or num_tasks
-        return num_reports >= min(wanted, num_tasks)
-
-    def close(
-        self, state: RunState, plan: Plan, reports: Sequence[Report], global_importance: Mapping[str, float]
-    ) -> RunState:
-        """The state that the next round starts from."""
-        counted = {report.client: report for report in reports}
-        return RunState(state.round_num + 1, plan.state, dict(global_importance), {**state.reports, **counted})
-
-    def record(self, state: RunState, plan: Plan, reports: Sequence[Report]) -> dict[str, Any]:
-        """One line of ``rounds.jsonl``, to which the caller adds its clocks and bytes."""
-        tasks = {task.client: task for task in plan.tasks}
-        return {
-            "round": state.round_num,
-            "strategy": self.strategy.name,
-            "budget_seconds": plan.tasks[0].budget_seconds if plan.tasks else 0.0,
-            "num_tasks": len(plan.tasks),
-            "num_updates": len(reports),
-            "loss": _mean([r.loss for r in reports]),
-            "o1": o1([set(r.selected) for r in reports], [t.name for t in self.spec.weights]),
-            "clients": [self._client(tasks[r.client], r) for r in sorted(reports, key=lambda r: r.client)],
-        }
-
-    def _client(self, task: Task, report: Report) -> dict[str, Any]:
-        budget = task.budget_seconds * max(1, report.num_steps)
-        predicted = report.cost.total(self.scope) * report.num_steps
-        return {
-            "client": report.client,
-            "window": [report.window.end, report.window.front] if report.window else None,
-            "resets": report.resets,
-            "num_selected": len(report.selected),
-            "selected": list(report.selected),
-            "num_steps": report.num_steps,
-            "num_samples": report.num_samples,
-            "loss": report.loss,
-            "budget_seconds": budget,
-            "predicted_seconds": predicted,
-            "predicted_forward_seconds": report.cost.forward_seconds * report.num_steps,
-            "predicted_backward_seconds": report.cost.backward_seconds * report.num_steps,
-            "train_seconds": report.train_seconds,
-            "deviation": report.train_seconds / budget - 1 if report.train_seconds and budget else None,
-            "predicted_deviation": predicted / budget - 1 if budget else None,
-            "over_budget": report.over_budget,
-            "peak_memory_bytes": report.peak_memory_bytes,
-        }
+    def apply(self, state: RunState, event: ev.Event, now: float) -> tuple[RunState, list[ev.Effect]]:
+        """``ServiceError`` refuses a person's wish; the state is then as it was."""
+        if state.ended:
+            return state, []
+        turn = _Turn(self.planner, self.tests_itself, state, now)
+        turn.take(event)
+        return turn.state, turn.effects
 
 
-def memory_of(report: Report | None) -> Memory:
-    """What the coordinator can give back to a client that lost its own memory."""
-    if report is None:
-        return Memory()
-    return Memory(report.window, report.selected, report.resets, report.rounds_held)
+class _Turn(ClosingTurn):
+    """The rules up to the seal: ``take`` notes the fact, then ``_go_on`` draws the conclusions."""
 
+    def take(self, event: ev.Event) -> None:
+        match event:
+            case ev.Tick():
+                self._tick()
+            case ev.Restarted():
+                self._restarted()
+            case ev.Joined(member):
+                self._joined(member)
+            case ev.Left(client):
+                self._leave(client, "it left")
+            case ev.Disconnected(client):
+                self.change_member(client, connected=False)
+                self.free_evaluator(client)
+            case ev.Lost(client):
+                self.change_member(client, silent=True)
+            case ev.Found(client):
+                self.change_member(client, silent=False)
+            case ev.Accepted():
+                pass
+            case ev.Declined(client, round_num, reason):
+                self._lose(client, round_num, f"it declined: {reason}")
+            case ev.Done():
+                self._done(event)
+            case ev.Failed():
+                self._failed(event)
+            case ev.Sealed():
+                self.sealed(event)
+            case ev.Committed():
+                self.committed(event)
+            case ev.Evaluated():
+                self.evaluated(event)
+            case ev.Kept(version, score):
+                if self.state.open is not None and self.state.open.round_num == version - 1:
+                    self.close(score, is_best=True)
+            case ev.Controlled(action):
+                self._control(action)
+            case ev.CloseNow():
+                self._seal()
+            case ev.Interrupted():
+                self.interrupt()
+            case ev.Broken(reason):
+                self.end(FAILED, reason)
+        self._go_on()
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    # Facts
+
+    def _joined(self, member: Member) -> None:
+        """What the client missed is sent to it."""
+        self.set(self.state.with_member(replace(member, connected=True)))
+        self.do(ev.Persist("member", member.client))
+        open_round = self.state.open
+        if open_round is not None and open_round.status == OPEN and member.client in open_round.tasks:
+            lost = {client: why for client, why in open_round.lost.items() if client != member.client}
+            self.set_open(replace(open_round, lost=lost))
+            self._send_tasks([member.client])
+
+    def _leave(self, client: str, why: str) -> None:
+        if client in self.state.members:
+            self.change_member(client, has_left=True)
+            self.do(ev.Persist("member", client))
+            self.free_evaluator(client)
+            if self.state.open is not None:
+                self._lose(client, self.state.open.round_num, why)
+
+    def _lose(self, client: str, round_num: int, why: str) -> None:
+        """Do not wait for the client in the open round."""
+        open_round = self.state.open
+        if open_round is None or open_round.status != OPEN or open_round.round_num != round_num:
+            return
+        if client in open_round.tasks and client not in open_round.done:
+            self.set_open(replace(open_round, lost={**open_round.lost, client: why}))
+
+    def _done(self, event: ev.Done) -> None:
+        client, report, open_round = event.client, event.result.report, self.state.open
+        next_round = self.state.handover.round_num
+        newest = open_round.round_num if open_round else next_round - 1
+        if report.client != client or not 0 <= report.round_num <= newest:
+            self.do(ev.Ignore(client, f"a report of client '{report.client}', round {report.round_num}"))
+            return
+        self.do(ev.Persist("result", client, result=event.result))
+        if report.round_num < next_round:
+            counted = self.state.handover.accepted_round(client) == report.round_num
+            self.do(ev.SendClosed(client, report.round_num, counted))
+        if open_round is None:
+            return
+        if report.round_num == open_round.round_num:
+            open_round = replace(open_round, results={**open_round.results, client: event.result})
+        elif report.round_num == open_round.round_num - 1 and self.rounds.late == "next":
+            previous = self.state.previous
+            results = {**previous.results, client: event.result}
+            self.set(replace(self.state, previous=replace(previous, results=results)))
+        if open_round.status == OPEN and self._counts_now(open_round, report):
+            lost = {name: why for name, why in open_round.lost.items() if name != client}
+            open_round = replace(open_round, done=open_round.done | {client}, lost=lost)
+        self.set_open(open_round)
+
+    def _counts_now(self, open_round: OpenRound, report: Report) -> bool:
+        """Whether the report's update is for the open round, or is late and goes into it."""
+        if report.client not in open_round.tasks:
+            return False
+        if report.round_num == open_round.round_num:
+            return True
+        in_time = self.state.handover.accepted_round(report.client) >= report.round_num
+        return self.rounds.late == "next" and report.round_num == open_round.round_num - 1 and not in_time
+
+    def _failed(self, event: ev.Failed) -> None:
+        open_round = self.state.open
+        evaluation = open_round.evaluation if open_round else None
+        if event.round_num >= 0:
+            self._lose(event.client, event.round_num, event.message)
+        elif open_round is not None and evaluation is not None and evaluation.evaluator == event.client:
+            unfit = evaluation.unfit | {event.client}
+            self.set_open(replace(open_round, evaluation=replace(evaluation, evaluator="", unfit=unfit)))
+        else:
+            self._leave(event.client, event.message)
+
+    def _control(self, action: str) -> None:
+        state = self.state
+        if action == "stop":
+            self.set_phase(STOPPING, "stops after the open round")
+        elif state.phase == STOPPING:
+            raise ServiceError("the run is stopping: create a new run to train on")
+        elif action == "pause":
+            self.set_phase(PAUSED)
+        elif action == "resume" and state.phase == PAUSED:
+            begun = state.open is not None or state.handover.round_num > 0
+            self.set_phase(RUNNING if begun else WAITING)
+
+    def _restarted(self) -> None:
+        members = {name: replace(m, connected=False, silent=False) for name, m in self.state.members.items()}
+        self.set(replace(self.state, members=members))
+        open_round = self.state.open
+        if open_round is None:
+            return
+        # The deadline starts again: an outage of ours is not held against the clients.
+        deadline = self.now + open_round.plan.deadline_seconds
+        self.set_open(replace(open_round, deadline=deadline, overdue=False, lost={}, evaluation=None))
+        if open_round.status == SEALED:
+            self.do(ev.Seal(open_round.round_num))
+        elif open_round.status == COMMITTED:
+            self.start_evaluation()
+
+    # A round from its opening to its end
+
+    def _tick(self) -> None:
+        open_round = self.state.open
+        if open_round is None:
+            self._open()
+        elif open_round.status == OPEN and self.now >= open_round.deadline:
+            self._pass_deadline(open_round)
+        elif open_round.evaluation is not None and self.now >= open_round.evaluation.deadline:
+            self.close(None)
+
+    def _go_on(self) -> None:
+        """What follows from the facts without any time passing."""
+        open_round = self.state.open
+        if not self.state.ended and open_round is not None:
+            if open_round.status == OPEN and self._is_enough(open_round):
+                self._seal()
+            elif open_round.status == COMMITTED and open_round.evaluation is not None:
+                self.find_evaluator(open_round, open_round.evaluation)
+        if not self.state.ended:
+            self.do(self._wait())
+
+    def _open(self) -> None:
+        """Plan the next round once enough clients are here; the plan is kept before anyone receives it."""
+        state = self.state
+        if state.handover.round_num >= self.rounds.num_rounds:
+            return self.end(FINISHED)
+        if state.phase == STOPPING:
+            return self.end(STOPPED)
+        if state.phase == PAUSED or self._num_missing() > 0:
+            return None
+        views = [member.view for member in state.present]
+        plan = self.planner.plan(state.handover, views)
+        if not plan.tasks:
+            name = self.planner.strategy.name
+            return self.end(FAILED, f"strategy '{name}' planned no task for {len(views)} clients")
+        if state.phase == WAITING:
+            self.set_phase(RUNNING)
+        deadline = self.now + plan.deadline_seconds
+        self.set_open(OpenRound(state.handover.round_num, plan, self.now, deadline))
+        self.do(ev.Persist("plan"))
+        self._send_tasks(task.client for task in plan.tasks)
+        return None
+
+    def _num_missing(self) -> int:
+        wanted = self.rounds.min_clients if self.state.handover.round_num == 0 else 1
+        return wanted - len(self.state.present)
+
+    def _is_enough(self, open_round: OpenRound) -> bool:
+        num_done, num_expected = len(open_round.done), len(open_round.tasks) - len(open_round.lost)
+        if num_done < self.rounds.min_reports:
+            return False
+        return open_round.overdue or self.planner.enough(num_done, num_expected)
+
+    def _pass_deadline(self, open_round: OpenRound) -> None:
+        """Close the round if enough clients are back; with too few, wait on and give the work to others too."""
+        if len(open_round.done) >= self.rounds.min_reports:
+            return self._seal()
+        if self.state.phase == STOPPING:
+            return self.interrupt()
+        self.set_open(replace(open_round, overdue=True, deadline=self.now + open_round.plan.deadline_seconds))
+        return self._reinforce()
+
+    def _reinforce(self) -> None:
+        """Give the round's work to clients that are here and have none: the others may be gone."""
+        open_round = self.state.open
+        assert open_round is not None
+        busy = open_round.tasks.keys() - open_round.lost.keys()
+        idle = [member.view for member in self.state.present if member.client not in busy]
+        if not idle:
+            return
+        more = self.planner.plan(self.state.handover, idle).tasks
+        fresh = {task.client for task in more}
+        tasks = tuple(task for task in open_round.plan.tasks if task.client not in fresh) + more
+        lost = {client: why for client, why in open_round.lost.items() if client not in fresh}
+        self.set_open(replace(open_round, plan=replace(open_round.plan, tasks=tasks), lost=lost))
+        self.do(ev.Persist("plan"))
+        self._send_tasks(task.client for task in more)
+
+    def _seal(self) -> None:
+        open_round = self.state.open
+        if open_round is not None and open_round.status == OPEN:
+            self.set_open(replace(open_round, status=SEALED, sealed_at=self.now))
+            self.do(ev.Persist("sealed"), ev.Seal(open_round.round_num))
+
+    def _send_tasks(self, clients: Iterable[str]) -> None:
+        open_round, handover = self.state.open, self.state.handover
+        assert open_round is not None
+        left = max(0.0, open_round.deadline - self.now)
+        for client in clients:
+            if client not in open_round.done:
+                accepted, memory = handover.accepted_round(client), handover.memory(client)
+                self.do(ev.SendTask(open_round.tasks[client], accepted, memory, left))
+
+    def _wait(self) -> ev.Wait:
+        """What the run waits for now."""
+        open_round = self.state.open
+        if open_round is None:
+            missing = self._num_missing()
+            waits = missing > 0 and self.state.phase != PAUSED
+            return ev.Wait(why=f"waits for {missing} more client{'s'[: missing > 1]}" if waits else "")
+        if open_round.status == OPEN:
+            num_done, wanted = len(open_round.done), self.rounds.min_reports
+            late = f"{num_done} of {wanted} reports at the deadline; waits for more"
+            return ev.Wait(open_round.deadline, late if open_round.overdue else "")
+        return ev.Wait(open_round.evaluation.deadline if open_round.evaluation else None)

@@ -54,7 +54,7 @@ class Serial:
         self._model.clear()
 
 
-class Board:
+class SharedModel:
     """The model in memory that a process shares with those it forks: written once, read by all."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -76,17 +76,17 @@ class Board:
 
 
 class Processes:
-    """Workers forked off this process: they share its data set, and the model through a board."""
+    """Workers forked off this process: they share its data set, and the model through shared memory."""
 
     def __init__(self, worker: Worker, num_workers: int) -> None:
-        self._board = Board(worker.workload.spec)
+        self._shared = SharedModel(worker.workload.spec)
         self._children: list[Child] = []
         for _ in range(num_workers):
             others = [child.connection for child in self._children]
-            self._children.append(Child(_Answers(worker, self._board.tensors), others))
+            self._children.append(Child(_Answers(worker, self._shared.tensors), others))
 
     def publish(self, changed: Tensors) -> None:
-        self._board.write(changed)
+        self._shared.write(changed)
 
     def run(self, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         todo = deque(enumerate(items))

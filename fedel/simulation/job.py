@@ -1,4 +1,4 @@
-"""What a simulation is: a run as ``fedel.run`` has it, and the devices, data, network and faults around it."""
+"""What a simulation is: a run as ``fedel.job`` has it, and the devices, data, network and faults around it."""
 
 from __future__ import annotations
 
@@ -91,11 +91,6 @@ def _in_scope(strategy: Mapping[str, Any], scope: str, where: str) -> dict[str, 
 def _check(job: Job, where: str) -> None:
     if job.scope not in ("", *SCOPES):
         raise ConfigError(f"{where}: scope = {job.scope!r} is none of: {', '.join(SCOPES)}")
-    if job.run.rounds.late != "refuse":
-        raise ConfigError(
-            f"{where}: rounds.late = {job.run.rounds.late!r}: a simulation leaves late updates out; "
-            "set it to 'refuse', or use `fedel run`"
-        )
     counted = sum(job.fleet.counts.values())
     if counted and counted != job.partition.num_clients:
         raise ConfigError(

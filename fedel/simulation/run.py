@@ -1,230 +1,315 @@
-"""A run on the virtual clock: plan, train, fold, as the services do it, and write down what came of it."""
+"""A run on the virtual clock: drives the round engine with the arrivals of simulated clients."""
 
 from __future__ import annotations
 
-import json
+import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from fedel.core.timing import SCOPES
-from fedel.errors import UpdateRefused
-from fedel.roles.aggregator import RoundFold
-from fedel.roles.coordinator import Director
+from fedel.errors import ConfigError, UpdateRefused
+from fedel.records import ClientRecord, RoundRecord
+from fedel.roles import events as ev
+from fedel.roles.aggregator import Closed, RoundFold
+from fedel.roles.coordinator import RoundEngine
+from fedel.roles.run_state import Member, RunState, TaskResult
 from fedel.simulation import clock
 from fedel.simulation.conditions import Faults
 from fedel.simulation.devices import Client
 from fedel.simulation.executors import Executor
 from fedel.simulation.job import Evaluation
-from fedel.simulation.store import Standing
-from fedel.simulation.workers import Exam, Marks, Order, Outcome
-from fedel.types import ClientView, Memory, Patch, Plan, Report, Task, Update
+from fedel.simulation.store import Checkpoint
+from fedel.simulation.workers import ClientTask, EvaluationPart, Outcome, Tally
+from fedel.types import Memory, Patch, Report, Update
 
-TEST_PARTS = 8
-"""A test is cut into so many parts, whatever the number of workers: sums are then rounded alike."""
+NUM_TEST_PARTS = 8
+"""A test is cut into this many parts, whatever the number of workers, so that sums are always rounded alike."""
 
 Progress = Callable[[int, int], None]
-"""Called with the clients of a round done and to do."""
+"""Called with the number of clients of a round that are done, and the number of all."""
+
+
+@dataclass(order=True)
+class Arrival:
+    """A client comes back: at a time on the round's clock, which starts at 0 with each round."""
+
+    seconds: float
+    client: str
+    report: Report = field(compare=False)
+    memory: Memory = field(compare=False)
+    """What the client remembers if its update counts."""
+    spent: clock.Spent = field(compare=False)
+    bytes_up: int = field(compare=False)
+    bytes_down: int = field(compare=False)
+    update: Update | None = field(compare=False)
+    """``None`` once it is folded."""
+    refused: str = field(default="", compare=False)
+    """Why the update cannot be folded."""
 
 
 @dataclass
-class _Round:
-    """What comes in during one round."""
+class _VirtualRound:
+    """One round as the simulated aggregator and network see it."""
 
-    plan: Plan
     fold: RoundFold
-    deadline_seconds: float
-    dropped: tuple[str, ...]
-    bytes_down: Mapping[str, int]
-    bytes_up: dict[str, int] = field(default_factory=dict)
-    spent: dict[str, clock.Spent] = field(default_factory=dict)
-    reports: dict[str, Report] = field(default_factory=dict)
-    memories: dict[str, Memory] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    waiting: dict[str, Update] = field(default_factory=dict)
-    """Updates of which it is not yet known whether they count."""
-
-    def add(self, update: Update) -> None:
-        try:
-            self.fold.add(update)
-        except UpdateRefused as error:
-            self.refused[update.report.client] = str(error)
+    arrived: dict[str, Arrival] = field(default_factory=dict)
+    bytes_down: dict[str, int] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    closed: Closed | None = None
+    record: RoundRecord | None = None
 
 
 class Simulation:
-    """Plays the rounds of one run; ``standing`` is where it stands."""
+    """Plays the rounds of one run; ``checkpoint`` is where it stands between two rounds."""
 
     def __init__(
         self,
-        director: Director,
+        engine: RoundEngine,
         clients: Sequence[Client],
         executor: Executor,
-        standing: Standing,
+        checkpoint: Checkpoint,
         *,
         faults: Faults | None = None,
         evaluation: Evaluation | None = None,
         num_test_samples: int = 0,
     ) -> None:
-        self._director = director
+        self._engine = engine
         self._clients = {client.name: client for client in clients}
         self._executor = executor
         self._faults = faults or Faults()
         self._evaluation = evaluation or Evaluation()
         self._num_test_samples = num_test_samples
-        # In forward order, whatever order a file has brought it in.
-        self.standing = replace(standing, model={t.name: standing.model[t.name] for t in director.spec.tensors})
-        executor.publish(self.standing.model)
+        # In forward order, whatever the order in a file.
+        model = {tensor.name: checkpoint.model[tensor.name] for tensor in engine.spec.tensors}
+        self.checkpoint = replace(checkpoint, model=model)
+        self._state = RunState(
+            handover=checkpoint.handover,
+            members={client.name: _member(client) for client in clients},
+            untrained_rounds=checkpoint.untrained_rounds,
+        )
+        self._arrivals: list[Arrival] = []
+        self._deadline: float | None = None
+        self._now = 0.0
+        executor.publish(model)
 
     @property
     def is_over(self) -> bool:
-        return self.standing.state.round_num >= self._director.run.rounds.num_rounds
+        return self.checkpoint.handover.round_num >= self._engine.run.rounds.num_rounds
 
-    def play(self, progress: Progress | None = None) -> dict[str, Any]:
-        """One round; returns its line of ``rounds.jsonl``."""
-        begin, before = time.perf_counter(), self.standing
-        plan = self._director.plan(before.state, [_view(client) for client in self._clients.values()])
-        plan = replace(plan, state=json.loads(json.dumps(plan.state)))  # what a resumed run would find
-        round_ = self._open(plan)
-        orders = [self._order(task) for task in plan.tasks if task.client not in round_.dropped]
-        for done, (_, outcome) in enumerate(self._executor.run(orders), start=1):
-            self._take(round_, outcome)
-            if progress:
-                progress(done, len(orders))
-        closing = self._close(round_)
-        record = self._record(round_, closing, before)
-        record |= self._tested()
-        return record | {"wall_seconds": time.perf_counter() - begin}
+    def play(self, progress: Progress | None = None) -> RoundRecord:
+        """One round, and its record."""
+        begin = time.perf_counter()
+        self._round = _VirtualRound(RoundFold(self._engine.planner.strategy, self._engine.spec))
+        self._progress = progress
+        self._apply(ev.Tick(), 0.0)
+        if self._state.open is None:
+            raise ConfigError(
+                f"rounds.min_clients = {self._engine.run.rounds.min_clients}, but the fleet has only"
+                f" {len(self._clients)} clients: no round can start"
+            )
+        while self._round.record is None:
+            self._wait()
+        return replace(self._round.record, wall_seconds=time.perf_counter() - begin)
 
-    def _open(self, plan: Plan) -> _Round:
-        run, round_num = self._director.run, self.standing.state.round_num
-        names = [task.client for task in plan.tasks]
-        dropped = tuple(name for name in names if self._faults.drops_out(run.seed, round_num, name))
-        fold = RoundFold(self._director.strategy, self._director.spec)
-        return _Round(plan, fold, plan.deadline_seconds, dropped, self._bytes_down(names))
+    def _wait(self) -> None:
+        """For the next client or the deadline, whichever comes first."""
+        deadline, open_round = self._deadline, self._state.open
+        assert deadline is not None
+        assert open_round is not None
+        if self._arrivals and clock.in_time(self._arrivals[0].seconds, deadline):
+            arrival = heapq.heappop(self._arrivals)
+            self._apply(self._arrive(arrival), arrival.seconds)
+        elif open_round.overdue and not self._arrivals:
+            self._apply(ev.CloseNow(), self._now)
+        else:
+            self._apply(ev.Tick(), max(self._now, deadline))
+
+    def _apply(self, event: ev.Event, now: float) -> None:
+        """Apply an event and all that follows from it at once."""
+        events: list[ev.Event] = [event]
+        self._now = now
+        while events:
+            self._state, effects = self._engine.apply(self._state, events.pop(0), now)
+            self._train([effect for effect in effects if isinstance(effect, ev.SendTask)])
+            for effect in effects:
+                events += self._carry_out(effect)
+
+    def _carry_out(self, effect: ev.Effect) -> list[ev.Event]:
+        """Do what the engine wants; the events are the answers."""
+        match effect:
+            case ev.Seal(round_num):
+                return [ev.Sealed(round_num, self._held_reports())]
+            case ev.Commit(round_num):
+                return [self._commit(round_num)]
+            case ev.Evaluate(_, version):
+                return [self._test(version)]
+            case ev.Keep(version, score):
+                return [ev.Kept(version, score)]
+            case ev.Close(record):
+                self._round.record = self._close(record)
+            case ev.Wait(until):
+                self._deadline = until
+            case _:
+                pass  # clients and files learn what they need from the checkpoint
+        return []
+
+    # Clients
+
+    def _train(self, orders: Sequence[ev.SendTask]) -> None:
+        names = [order.task.client for order in orders]
+        round_, seed, start = self._round, self._engine.run.seed, self._now
+        # A client that got a new task gives up the one it was late with.
+        self._arrivals = [arrival for arrival in self._arrivals if arrival.client not in names]
+        heapq.heapify(self._arrivals)
+        round_.bytes_down |= self._bytes_down(names)
+        dropped = [
+            order.task.client
+            for order in orders
+            if self._faults.drops_out(seed, order.task.round_num, order.task.client)
+        ]
+        round_.dropped += dropped
+        tasks = [
+            ClientTask(o.task, o.accepted_round, self.checkpoint.memories.get(o.task.client, Memory()))
+            for o in orders
+            if o.task.client not in dropped
+        ]
+        for num_done, (_, outcome) in enumerate(self._executor.run(tasks), start=1):
+            heapq.heappush(self._arrivals, self._arrival(outcome, start))
+            if self._progress:
+                self._progress(num_done, len(tasks))
+
+    def _arrival(self, outcome: Outcome, start: float) -> Arrival:
+        report, round_ = outcome.update.report, self._round
+        client, scope = self._clients[report.client], self._engine.planner.scope
+        bytes_up = sum(patch_bytes(patch) for patch in outcome.update.patches.values())
+        bytes_down = round_.bytes_down[client.name]
+        drift = self._faults.drift(self._engine.run.seed, report.round_num, client.name)
+        spent = clock.spent(report, drift, client.link.seconds(bytes_up, bytes_down))
+        # Seconds and memory of the machine that simulates say nothing about the device.
+        report = replace(report, train_seconds=spent.training(scope), peak_memory_bytes=0)
+        update = replace(outcome.update, report=report)
+        seconds = start + spent.total(scope)
+        arrival = Arrival(seconds, client.name, report, outcome.memory, spent, bytes_up, bytes_down, update)
+        if self._counts_for_sure(seconds):
+            self._fold(arrival)  # at once, so that memory does not grow with the number of clients
+        return arrival
+
+    def _counts_for_sure(self, seconds: float) -> bool:
+        open_round = self._state.open
+        assert open_round is not None
+        num_tasks = len(open_round.tasks)
+        waits_for_all = not self._engine.planner.enough(num_tasks - 1, num_tasks)
+        return waits_for_all and clock.in_time(seconds, open_round.deadline)
 
     def _bytes_down(self, names: Iterable[str]) -> dict[str, int]:
         """What changed since each client last had the model; everything for one that never had it."""
-        versions, held = self.standing.versions, self.standing.held
-        sizes = {t.name: t.size * np.dtype(t.dtype).itemsize for t in self._director.spec.tensors}
+        versions, held = self.checkpoint.versions, self.checkpoint.held
+        sizes = {t.name: t.size * np.dtype(t.dtype).itemsize for t in self._engine.spec.tensors}
         return {
             name: sum(n for tensor, n in sizes.items() if versions.get(tensor, 0) > held.get(name, -1))
             for name in names
         }
 
-    def _order(self, task: Task) -> Order:
-        last = self.standing.state.reports.get(task.client)
-        accepted = last.round_num if last else -1
-        return Order(task, accepted, self.standing.memories.get(task.client, Memory()))
+    # The aggregator
 
-    def _take(self, round_: _Round, outcome: Outcome) -> None:
-        """An update is folded at once if it counts whatever else comes, so that memory does not grow."""
-        client, report = self._clients[outcome.update.report.client], outcome.update.report
-        bytes_up = sum(patch_bytes(patch) for patch in outcome.update.patches.values())
-        seed, name = self._director.run.seed, client.name
-        spent = clock.spent(
-            report,
-            self._faults.drift(seed, report.round_num, name),
-            client.link.seconds(bytes_up, round_.bytes_down[name]),
-        )
-        scope = self._director.scope
-        # Seconds and memory of the machine that simulates say nothing of the device.
-        report = replace(report, train_seconds=spent.training(scope), peak_memory_bytes=0)
-        update = replace(outcome.update, report=report)
-        round_.bytes_up[name], round_.spent[name] = bytes_up, spent
-        round_.reports[name], round_.memories[name] = report, outcome.memory
-        everyone = not self._director.enough(len(round_.plan.tasks) - 1, len(round_.plan.tasks))
-        if everyone and clock.in_time(spent.total(scope), round_.deadline_seconds):
-            round_.add(update)
-        else:
-            round_.waiting[name] = update
+    def _arrive(self, arrival: Arrival) -> ev.Event:
+        self._fold(arrival)
+        self._round.arrived[arrival.client] = arrival
+        report = arrival.report
+        if arrival.refused:
+            return ev.Failed(arrival.client, report.round_num, arrival.refused)
+        result = TaskResult(report, arrival.bytes_up, arrival.bytes_down)
+        return ev.Done(arrival.client, result)
 
-    def _close(self, round_: _Round) -> clock.Closing:
-        scope, num_tasks = self._director.scope, len(round_.plan.tasks)
-        closing = clock.close(
-            [(spent.total(scope), name) for name, spent in round_.spent.items()],
-            lambda count: self._director.enough(count, num_tasks),
-            round_.deadline_seconds,
-            self._director.run.rounds.min_reports,
-        )
-        for name in closing.counted:
-            if name in round_.waiting:
-                round_.add(round_.waiting.pop(name))
-        before = self.standing
-        closed = round_.fold.finish(before.model, before.fold_state)
-        changed = {name: new for name, new in closed.model.items() if new is not before.model[name]}
-        self._executor.publish(changed)
-        reports = self._counted(round_, closing)
-        state = self._director.close(before.state, round_.plan, reports, closed.global_importance)
-        tasks = round_.plan.tasks
-        self.standing = Standing(
+    def _fold(self, arrival: Arrival) -> None:
+        if arrival.update is not None:
+            try:
+                self._round.fold.add(arrival.update)
+            except UpdateRefused as error:
+                arrival.refused = str(error)
+            arrival.update = None
+
+    def _held_reports(self) -> tuple[Report, ...]:
+        """In the order of the plan, so that sums over them do not depend on who came first; late ones last."""
+        open_round = self._state.open
+        assert open_round is not None
+        held = {name: a.report for name, a in self._round.arrived.items() if not a.refused}
+        planned = [task.client for task in open_round.plan.tasks]
+        return tuple(held[name] for name in [*planned, *sorted(held.keys() - set(planned))] if name in held)
+
+    def _commit(self, round_num: int) -> ev.Committed:
+        before = self.checkpoint
+        closed = self._round.closed = self._round.fold.finish(before.model, before.fold_state)
+        self._executor.publish(self._changed(closed))
+        return ev.Committed(round_num, round_num + 1, closed.global_importance, closed.num_clients)
+
+    def _changed(self, closed: Closed) -> dict[str, np.ndarray]:
+        return {name: new for name, new in closed.model.items() if new is not self.checkpoint.model[name]}
+
+    def _close(self, record: RoundRecord) -> RoundRecord:
+        """Take the step to the next checkpoint, and add to the record what only a simulation knows."""
+        before, round_, closed = self.checkpoint, self._round, self._round.closed
+        assert closed is not None
+        handover = self._state.handover
+        memories = {entry.client: round_.arrived[entry.client].memory for entry in record.clients}
+        self.checkpoint = Checkpoint(
             closed.model,
-            state,
+            handover,
             closed.state,
-            {**before.memories, **{r.client: round_.memories[r.client] for r in reports}},
-            {**before.versions, **dict.fromkeys(changed, state.round_num)},
-            {**before.held, **{task.client: before.state.round_num for task in tasks}},
+            {**before.memories, **memories},
+            {**before.versions, **dict.fromkeys(self._changed(closed), handover.round_num)},
+            {**before.held, **dict.fromkeys(round_.bytes_down, record.round)},
+            record.tensor_untrained_rounds,
         )
-        return closing
+        scope, late = self._engine.planner.scope, sorted(self._arrivals)
+        self._keep_late(late, record.latency_seconds)
+        clocks = {s: max((a.spent.total(s) for a in round_.arrived.values()), default=0.0) for s in SCOPES}
+        return replace(
+            record,
+            clients=tuple(self._client(entry, round_.arrived[entry.client]) for entry in record.clients),
+            clock_seconds=clocks | {scope: record.latency_seconds},
+            phases={},
+            dropped=tuple(round_.dropped),
+            late=tuple(arrival.client for arrival in late),
+            bytes_up=sum(arrival.bytes_up for arrival in round_.arrived.values()),
+            bytes_down=sum(round_.bytes_down.values()),
+        )
 
-    def _counted(self, round_: _Round, closing: clock.Closing) -> list[Report]:
-        """In the order of the plan, so that sums over them do not depend on who came first."""
-        counted = set(closing.counted) - round_.refused.keys()
-        return [round_.reports[task.client] for task in round_.plan.tasks if task.client in counted]
+    def _keep_late(self, late: Sequence[Arrival], round_seconds: float) -> None:
+        """Where late updates count in the next round, they are still on their way when it starts."""
+        if self._engine.run.rounds.late != "next":
+            self._arrivals = []
+            return
+        closed = self._state.handover.round_num - 1
+        waiting = [arrival for arrival in late if arrival.report.round_num == closed]
+        self._arrivals = [replace(arrival, seconds=arrival.seconds - round_seconds) for arrival in waiting]
 
-    def _record(self, round_: _Round, closing: clock.Closing, before: Standing) -> dict[str, Any]:
-        director = self._director
-        record = director.record(before.state, round_.plan, self._counted(round_, closing))
-        clocks = {
-            scope: max((round_.spent[name].total(scope) for name in closing.counted), default=0.0)
-            for scope in SCOPES
-        }
-        return record | {
-            "clients": [self._entry(entry, round_) for entry in record["clients"]],
-            "latency_seconds": closing.seconds,
-            "scope": director.scope,
-            "clock_seconds": clocks | {director.scope: closing.seconds},
-            "deadline_seconds": round_.deadline_seconds,
-            "dropped": list(round_.dropped),
-            "late": list(closing.late),
-            "refused": round_.refused,
-            "bytes_up": sum(round_.bytes_up[name] for name in closing.counted),
-            "bytes_down": sum(round_.bytes_down.values()),
-        }
+    def _client(self, entry: ClientRecord, arrival: Arrival) -> ClientRecord:
+        spent = arrival.spent
+        clocks = {scope: spent.training(scope) for scope in SCOPES}
+        return replace(entry, clock_seconds=clocks, network_seconds=spent.network_seconds)
 
-    def _entry(self, entry: dict[str, Any], round_: _Round) -> dict[str, Any]:
-        name, spent = entry["client"], round_.spent[entry["client"]]
-        return entry | {
-            "device_type": self._clients[name].device,
-            "clock_seconds": {scope: spent.training(scope) for scope in SCOPES},
-            "network_seconds": spent.network_seconds,
-            "bytes_up": round_.bytes_up[name],
-            "bytes_down": round_.bytes_down[name],
-        }
+    # Tests
 
-    def _tested(self) -> dict[str, Any]:
-        """Accuracy and loss of the new model, if it is its turn to be tested."""
-        rounds, done = self._director.run.rounds, self.standing.state.round_num
-        due = rounds.evaluate_every and (done % rounds.evaluate_every == 0 or self.is_over)
-        if not due or not self._num_test_samples:
-            return {"accuracy": None, "test_loss": None}
-        average = self._director.strategy.exits_to_average(self._director.spec)
-        (score,) = self._exam(average)
-        found: dict[str, Any] = {"accuracy": score.accuracy, "test_loss": score.loss}
-        every = self._evaluation.exits_every
-        if every and (done % every == 0 or self.is_over):
-            found["exit_accuracies"] = [exit_.accuracy for exit_ in self._exam(each_exit=True)]
-        return found
+    def _test(self, version: int) -> ev.Evaluated:
+        """Accuracy and loss of the new model; now and then of each exit too."""
+        (score,) = self._tested(self._engine.planner.strategy.exits_to_average(self._engine.spec))
+        every, rounds = self._evaluation.exits_every, self._engine.run.rounds.num_rounds
+        exits = None
+        if every and (version % every == 0 or version == rounds):
+            exits = tuple(each.accuracy for each in self._tested(each_exit=True))
+        return ev.Evaluated(version, score.accuracy, score.loss, exit_accuracies=exits)
 
-    def _exam(self, average: tuple[int, ...] = (), each_exit: bool = False) -> list[Score]:
+    def _tested(self, average: tuple[int, ...] = (), each_exit: bool = False) -> list[Score]:
         limit = self._evaluation.limit
-        num_parts = min(TEST_PARTS, limit or self._num_test_samples, self._num_test_samples)
-        exams = [Exam(part, num_parts, limit, average, each_exit) for part in range(num_parts)]
-        parts: dict[int, Sequence[Marks]] = dict(self._executor.run(exams))
-        return [Score.of(marks) for marks in zip(*(parts[i] for i in range(num_parts)), strict=True)]
+        num_parts = min(NUM_TEST_PARTS, limit or self._num_test_samples, self._num_test_samples)
+        todo = [EvaluationPart(part, num_parts, limit, average, each_exit) for part in range(num_parts)]
+        parts: dict[int, Sequence[Tally]] = dict(self._executor.run(todo))
+        return [Score.of(tallies) for tallies in zip(*(parts[i] for i in range(num_parts)), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -233,15 +318,14 @@ class Score:
     loss: float
 
     @staticmethod
-    def of(marks: Sequence[Marks]) -> Score:
-        targets = max(1, sum(m.num_targets for m in marks))
-        return Score(
-            sum(m.num_correct for m in marks) / targets, math.fsum(m.loss_sum for m in marks) / targets
-        )
+    def of(tallies: Sequence[Tally]) -> Score:
+        targets = max(1, sum(tally.num_targets for tally in tallies))
+        correct = sum(tally.num_correct for tally in tallies)
+        return Score(correct / targets, math.fsum(tally.loss_sum for tally in tallies) / targets)
 
 
 def patch_bytes(patch: Patch) -> int:
-    """Bytes on the wire: the values, and a bit for every place where a mask says which they are.
+    """Bytes on the wire: the values, and one bit per place where a mask says which they are.
 
     >>> three = np.zeros(3, np.float32)
     >>> patch_bytes(Patch(three)), patch_bytes(Patch(three, np.ones(9, bool)))
@@ -251,5 +335,5 @@ def patch_bytes(patch: Patch) -> int:
     return patch.values.nbytes + mask
 
 
-def _view(client: Client) -> ClientView:
-    return ClientView(client.name, client.num_samples, client.profile)
+def _member(client: Client) -> Member:
+    return Member(client.name, client.num_samples, client.profile, client.device, connected=True)

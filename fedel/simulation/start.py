@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +11,16 @@ from typing import Any
 
 from fedel.data.partition import digest, split
 from fedel.errors import ConfigError
-from fedel.roles.coordinator import Director
+from fedel.files import write_atomic
+from fedel.records import RoundRecord, RunResult, run_result
+from fedel.roles.coordinator import RoundEngine
+from fedel.roles.run_state import FINISHED
 from fedel.simulation import devices
 from fedel.simulation.executors import Executor, Processes, Serial, cores
 from fedel.simulation.job import Job
 from fedel.simulation.profiles import base_profile
-from fedel.simulation.result import run_result
 from fedel.simulation.run import Progress, Simulation
-from fedel.simulation.store import RunFolder, Standing, write
+from fedel.simulation.store import Checkpoint, RunFolder
 from fedel.simulation.workers import Worker
 from fedel.simulation.workload import TorchWorkload, fresh_model
 from fedel.strategies.base import PAPER_CLOCK
@@ -34,10 +36,14 @@ class Session:
     """A run that is ready to be played."""
 
     simulation: Simulation
-    director: Director
+    engine: RoundEngine
     folder: RunFolder
     facts: dict[str, Any]
-    """What the result tells besides what the rounds do."""
+    """What the result says besides what the rounds do."""
+
+    @property
+    def num_played(self) -> int:
+        return self.simulation.checkpoint.handover.round_num
 
 
 @contextmanager
@@ -59,8 +65,7 @@ def session(
     kept = path / "profile.json"
     base = load_profile(kept, model.spec) if kept.exists() else base_profile(job.fleet.base, run, model, data)
     clients = devices.build(job.fleet, base, model.spec, list(map(len, parts)), job.network, run.seed)
-    director = Director(run, model.spec, job.scope or PAPER_CLOCK)
-    standing = folder.open(job.table()) or Standing(model.tensors())
+    checkpoint = folder.open(job.table()) or Checkpoint(model.tensors())
     save_profile(base, kept)
     workload = make_workload(
         model,
@@ -69,20 +74,20 @@ def session(
         {client.name: client.profile for client in clients},
         job.device,
     )
+    engine = RoundEngine(run, model.spec, job.scope or PAPER_CLOCK, tests_itself=workload.num_test_samples > 0)
     participants = run.rounds.num_participants or len(clients)
-    with workers(
-        Worker(director.strategy, workload), executor, min(num_workers or cores(), participants)
-    ) as pool:
+    worker = Worker(engine.planner.strategy, workload)
+    with workers(worker, executor, min(num_workers or cores(), participants)) as pool:
         simulation = Simulation(
-            director,
+            engine,
             clients,
             pool,
-            standing,
+            checkpoint,
             faults=job.faults,
             evaluation=job.evaluation,
             num_test_samples=workload.num_test_samples,
         )
-        yield Session(simulation, director, folder, _facts(base, digest(parts)))
+        yield Session(simulation, engine, folder, _facts(base, digest(parts)))
 
 
 @contextmanager
@@ -108,26 +113,43 @@ def workers(worker: Worker, executor: str, num_workers: int) -> Iterator[Executo
 
 
 def play_all(
-    session: Session, on_round: Callable[[dict[str, Any]], None], progress: Progress | None = None
-) -> dict[str, Any]:
+    session: Session, on_round: Callable[[RoundRecord], None], progress: Progress | None = None
+) -> RunResult:
     """Every round that is left, each of them on disk before the next; then the result."""
-    simulation, folder, director = session.simulation, session.folder, session.director
-    tested = [record["accuracy"] for record in folder.records() if record["accuracy"] is not None]
-    best, every = max(tested, default=-1.0), director.run.rounds.keep_every
+    simulation, folder, engine = session.simulation, session.folder, session.engine
+    best = max((record.accuracy for record in folder.records() if record.accuracy is not None), default=-1.0)
+    every = engine.run.rounds.keep_every
     while not simulation.is_over:
         record = simulation.play(progress)
-        folder.commit(simulation.standing, record)
-        done = simulation.standing.state.round_num
-        if record["accuracy"] is not None and record["accuracy"] > best:
-            best = record["accuracy"]
+        folder.commit(simulation.checkpoint, record)
+        done = simulation.checkpoint.handover.round_num
+        if record.accuracy is not None and record.accuracy > best:
+            best = record.accuracy
             folder.keep("best.safetensors", done)
         if every and done % every == 0:
             folder.keep(f"model-{done}.safetensors", done)
         on_round(record)
-    folder.keep("model.safetensors", simulation.standing.state.round_num)
-    result = run_result(folder.path.name, director, folder.records(), session.facts)
-    write(folder.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+    folder.keep("model.safetensors", simulation.checkpoint.handover.round_num)
+    result = _result(session, folder.records())
+    write_atomic(folder.path / "result.json", result.to_json())
     return result
+
+
+def _result(session: Session, records: Sequence[RoundRecord]) -> RunResult:
+    planner = session.engine.planner
+    return run_result(
+        name=session.folder.path.name,
+        phase=FINISHED,
+        strategy=planner.strategy.name,
+        seed=planner.run.seed,
+        scope=planner.scope,
+        weights=[tensor.name for tensor in planner.spec.weights],
+        records=records,
+        wall_seconds=sum(record.wall_seconds or 0.0 for record in records),
+        virtual=True,
+        versions={"torch": importlib.metadata.version("torch")},
+        **session.facts,
+    )
 
 
 def _facts(base: TimingProfile, split_digest: str) -> dict[str, Any]:

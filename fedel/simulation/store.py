@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from safetensors.numpy import load_file, save
 
 from fedel import config
 from fedel.errors import ConfigError
-from fedel.roles.coordinator import RunState, memory_of
+from fedel.files import write_atomic
+from fedel.records import RoundRecord
+from fedel.roles.planner import Handover, memory_of
+from fedel.serialisation import from_json, to_json
 from fedel.types import Memory, Tensors
 
 _FREE_TO_CHANGE = ("num_rounds",)
@@ -27,11 +30,11 @@ _FREE_TO_CHANGE = ("num_rounds",)
 
 
 @dataclass(frozen=True)
-class Standing:
+class Checkpoint:
     """Where a run stands between two rounds."""
 
     model: Tensors
-    state: RunState = field(default_factory=RunState)
+    handover: Handover = field(default_factory=Handover)
     fold_state: Tensors = field(default_factory=dict)
     """Server-side tensors of the strategy."""
     memories: Mapping[str, Memory] = field(default_factory=dict)
@@ -40,6 +43,21 @@ class Standing:
     """Tensor -> the round whose end gave it its values; absent: never changed."""
     held: Mapping[str, int] = field(default_factory=dict)
     """Client -> the round whose start it last downloaded the model at."""
+    untrained_rounds: Mapping[str, int] = field(default_factory=dict)
+    """Rounds since each tensor was last trained."""
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """``state.json``: a checkpoint without its tensors."""
+
+    state: Handover
+    with_tensors: list[str]
+    """Clients whose memory has tensors."""
+    has_fold_state: bool
+    versions: Mapping[str, int]
+    held: Mapping[str, int]
+    untrained_rounds: Mapping[str, int] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -58,39 +76,40 @@ class RunFolder:
             )
         _check_same(config.read(self.path / "config.toml"), settings, self.path)
 
-    def open(self, settings: Mapping[str, Any]) -> Standing | None:
+    def open(self, settings: Mapping[str, Any]) -> Checkpoint | None:
         """Begin a run, or find where it stands if it has closed a round before."""
-        write(self.path / "config.toml", config.write(settings).encode())
+        write_atomic(self.path / "config.toml", config.write(settings))
         try:
-            standing = self._load()
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            checkpoint = self._load()
+        except (OSError, ValueError, KeyError, SafetensorError, ConfigError) as error:
             raise ConfigError(
                 f"{self._state}: what the run left is damaged ({error}); begin again with another --name"
             ) from error
-        self._trim_records(standing.state.round_num if standing else 0)
-        return standing
+        self._trim_records(checkpoint.handover.round_num if checkpoint else 0)
+        return checkpoint
 
-    def commit(self, standing: Standing, record: Mapping[str, Any]) -> None:
+    def commit(self, checkpoint: Checkpoint, record: RoundRecord) -> None:
         """The end of a round: first everything it left, then the word that it is over."""
-        round_num = standing.state.round_num
+        handover, round_num = checkpoint.handover, checkpoint.handover.round_num
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        self._state.mkdir(exist_ok=True)
-        write(self._model_file(round_num), save(dict(standing.model)))
-        if standing.fold_state:
-            write(self._state / f"fold-{round_num}.safetensors", save(dict(standing.fold_state)))
-        for client, memory in standing.memories.items():
-            if memory.tensors and standing.state.reports[client].round_num == round_num - 1:
-                write(self._memory_file(client, round_num - 1), save(dict(memory.tensors)))
-        state = {
-            "state": asdict(standing.state),
-            "with_tensors": sorted(client for client, m in standing.memories.items() if m.tensors),
-            "has_fold_state": bool(standing.fold_state),
-            "versions": dict(standing.versions),
-            "held": dict(standing.held),
-        }
-        write(self._state / "state.json", json.dumps(state).encode())
-        self._forget(standing)
+            file.write(record.to_json() + "\n")
+        write_atomic(self._model_file(round_num), save(dict(checkpoint.model)))
+        if checkpoint.fold_state:
+            write_atomic(self._fold_file(round_num), save(dict(checkpoint.fold_state)))
+        with_tensors = sorted(client for client, m in checkpoint.memories.items() if m.tensors)
+        for client in {entry.client for entry in record.clients} & set(with_tensors):
+            path = self._memory_file(client, handover.accepted_round(client))
+            write_atomic(path, save(dict(checkpoint.memories[client].tensors)))
+        saved = _Saved(
+            handover,
+            with_tensors,
+            bool(checkpoint.fold_state),
+            checkpoint.versions,
+            checkpoint.held,
+            checkpoint.untrained_rounds,
+        )
+        write_atomic(self._state / "state.json", to_json(saved))
+        self._forget(checkpoint)
 
     def keep(self, name: str, round_num: int) -> None:
         """Keep the model after ``round_num`` rounds under a name of its own."""
@@ -102,44 +121,47 @@ class RunFolder:
             shutil.copyfile(self._model_file(round_num), part)
         part.replace(self.path / name)
 
-    def records(self) -> list[dict[str, Any]]:
-        """The rounds closed so far; what a crash left of a line at the end is not among them."""
+    def records(self) -> list[RoundRecord]:
+        """The rounds closed so far, without what a crash left of a line at the end."""
         file = self.path / "rounds.jsonl"
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [
+            RoundRecord.from_json(line, f"{file}, line {number}")
+            for number, line in enumerate(lines, start=1)
+            if line.endswith("\n")
+        ]
 
-    def _load(self) -> Standing | None:
+    def _load(self) -> Checkpoint | None:
         file = self._state / "state.json"
         if not file.exists():
             return None
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        state = config.parse(RunState, kept["state"], str(file))
-        fold_file = self._state / f"fold-{state.round_num}.safetensors"
-        memories = {client: memory_of(report) for client, report in state.reports.items()}
-        for client in kept["with_tensors"]:
-            tensors = load_file(self._memory_file(client, state.reports[client].round_num))
+        saved = from_json(_Saved, file.read_bytes(), str(file))
+        handover, round_num = saved.state, saved.state.round_num
+        memories = {client: memory_of(report) for client, report in handover.reports.items()}
+        for client in saved.with_tensors:
+            tensors = load_file(self._memory_file(client, handover.accepted_round(client)))
             memories[client] = replace(memories[client], tensors=tensors)
-        return Standing(
-            load_file(self._model_file(state.round_num)),
-            state,
-            load_file(fold_file) if kept["has_fold_state"] else {},
+        return Checkpoint(
+            load_file(self._model_file(round_num)),
+            handover,
+            load_file(self._fold_file(round_num)) if saved.has_fold_state else {},
             memories,
-            kept["versions"],
-            kept["held"],
+            saved.versions,
+            saved.held,
+            saved.untrained_rounds,
         )
 
     def _trim_records(self, num_rounds: int) -> None:
-        kept = [record for record in self.records() if record["round"] < num_rounds]
-        text = "".join(json.dumps(record) + "\n" for record in kept)
-        write(self.path / "rounds.jsonl", text.encode())
+        kept = [record.to_json() + "\n" for record in self.records() if record.round < num_rounds]
+        write_atomic(self.path / "rounds.jsonl", "".join(kept))
 
-    def _forget(self, standing: Standing) -> None:
+    def _forget(self, checkpoint: Checkpoint) -> None:
         """Files of earlier rounds that nothing names any more."""
-        round_num = standing.state.round_num
-        wanted = {self._model_file(round_num), self._state / f"fold-{round_num}.safetensors"}
-        for client, memory in standing.memories.items():
+        round_num = checkpoint.handover.round_num
+        wanted = {self._model_file(round_num), self._fold_file(round_num)}
+        for client, memory in checkpoint.memories.items():
             if memory.tensors:
-                wanted.add(self._memory_file(client, standing.state.reports[client].round_num))
+                wanted.add(self._memory_file(client, checkpoint.handover.reports[client].round_num))
         for file in self._state.glob("*.safetensors"):
             if file not in wanted:
                 file.unlink()
@@ -147,19 +169,11 @@ class RunFolder:
     def _model_file(self, round_num: int) -> Path:
         return self._state / f"model-{round_num}.safetensors"
 
+    def _fold_file(self, round_num: int) -> Path:
+        return self._state / f"fold-{round_num}.safetensors"
+
     def _memory_file(self, client: str, round_num: int) -> Path:
         return self._state / f"memory-{client}-{round_num}.safetensors"
-
-
-def write(path: Path, content: bytes) -> None:
-    """The whole file or none of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:

@@ -11,7 +11,7 @@ from fedel.types import Memory, ModelSpec, Strategy, Task, Tensors, Trainer, Upd
 
 
 @dataclass(frozen=True)
-class Order:
+class ClientTask:
     """A task, and where its client stands: the last round that counted and what it remembers of it."""
 
     task: Task
@@ -27,7 +27,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Exam:
+class EvaluationPart:
     """One of ``num_parts`` parts of the test set: the parts, not the workers, decide how sums are rounded."""
 
     part: int
@@ -41,7 +41,7 @@ class Exam:
 
 
 @dataclass(frozen=True)
-class Marks:
+class Tally:
     """What a part of a test came to."""
 
     num_correct: int
@@ -66,7 +66,7 @@ class Workload(Protocol):
 
     def trainer(self, client: str) -> Trainer: ...
 
-    def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
+    def test(self, model: Tensors, part: EvaluationPart) -> Sequence[Tally]:
         """One entry, or one for each exit with ``each_exit``."""
         ...
 
@@ -76,21 +76,21 @@ class Worker:
         self._strategy = strategy
         self.workload = workload
 
-    def perform(self, item: Order | Exam, model: Tensors) -> Outcome | Sequence[Marks]:
-        return self._fit(item, model) if isinstance(item, Order) else self.workload.test(model, item)
+    def perform(self, item: ClientTask | EvaluationPart, model: Tensors) -> Outcome | Sequence[Tally]:
+        return self._fit(item, model) if isinstance(item, ClientTask) else self.workload.test(model, item)
 
-    def _fit(self, order: Order, model: Tensors) -> Outcome:
+    def _fit(self, item: ClientTask, model: Tensors) -> Outcome:
         memories = KeptMemories()
-        memories.stage(order.accepted_round, order.memory)
+        memories.stage(item.accepted_round, item.memory)
         update = run_task(
             self._strategy,
-            order.task,
-            order.accepted_round,
+            item.task,
+            item.accepted_round,
             Memory(),
             model,
-            self.workload.trainer(order.task.client),
+            self.workload.trainer(item.task.client),
             memories,
         )
-        after = memories.load(order.task.round_num)
+        after = memories.load(item.task.round_num)
         assert after is not None
         return Outcome(update, after)

@@ -11,7 +11,7 @@ from fedel.data.dataset import Dataset
 from fedel.job import RunConfig
 from fedel.models.blocks import BlockModel
 from fedel.seeds import derive
-from fedel.simulation.workers import Exam, Marks
+from fedel.simulation.workers import EvaluationPart, Tally
 from fedel.training.evaluate import Score, evaluate, evaluate_exits
 from fedel.training.factory import make_model
 from fedel.training.trainer import TorchTrainer
@@ -63,22 +63,22 @@ class TorchWorkload:
             )
         return self._trainers[client]
 
-    def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
+    def test(self, model: Tensors, part: EvaluationPart) -> Sequence[Tally]:
         self._model.load(model)
-        batches = self._batches(exam)
-        if exam.each_exit:
-            return [_marks(score) for score in evaluate_exits(self._model, batches, self._device)]
-        return [_marks(evaluate(self._model, batches, self._device, exam.average))]
+        batches = self._batches(part)
+        if part.each_exit:
+            return [_tally(score) for score in evaluate_exits(self._model, batches, self._device)]
+        return [_tally(evaluate(self._model, batches, self._device, part.average))]
 
-    def _batches(self, exam: Exam) -> Iterator[tuple[Array, Array]]:
+    def _batches(self, part: EvaluationPart) -> Iterator[tuple[Array, Array]]:
         test, total = self._data.test, self.num_test_samples
-        wanted = min(exam.limit or total, total)
-        rows = np.array_split(np.linspace(0, total - 1, wanted).astype(int), exam.num_parts)[exam.part]
+        wanted = min(part.limit or total, total)
+        rows = np.array_split(np.linspace(0, total - 1, wanted).astype(int), part.num_parts)[part.part]
         for start in range(0, len(rows), TEST_BATCH):
             batch = rows[start : start + TEST_BATCH]
             yield self._data.transform(test.x[batch], test.y[batch], None)
 
 
-def _marks(score: Score) -> Marks:
+def _tally(score: Score) -> Tally:
     number = score.num_targets
-    return Marks(round(score.accuracy * number), score.loss * number, number)
+    return Tally(round(score.accuracy * number), score.loss * number, number)

@@ -10,14 +10,15 @@ from typing import Any
 
 from fedel.errors import DataError
 from fedel.job import RunConfig
-from fedel.roles.coordinator import Director
+from fedel.records import RoundRecord
+from fedel.roles.coordinator import RoundEngine
 from fedel.simulation.conditions import Faults, Link
 from fedel.simulation.devices import Client
 from fedel.simulation.executors import Executor, Serial
 from fedel.simulation.job import Evaluation
 from fedel.simulation.run import Simulation
-from fedel.simulation.store import RunFolder, Standing
-from fedel.simulation.workers import Exam, Marks, Worker
+from fedel.simulation.store import Checkpoint, RunFolder
+from fedel.simulation.workers import Tally, EvaluationPart, Worker
 from fedel.strategies.base import PAPER_CLOCK
 from fedel.types import ModelSpec, Tensors, Trainer
 from tests.strategies import fakes
@@ -51,11 +52,11 @@ class FakeWorkload:
                 os._exit(3)
         return self.trainers[client]
 
-    def test(self, model: Tensors, exam: Exam) -> Sequence[Marks]:
-        size = (exam.limit or self.num_test_samples) / exam.num_parts
-        loss = float(sum(abs(values).sum() for values in model.values())) * (exam.part + 1) / 7
-        one = Marks(int(loss) % (int(size) + 1), loss, int(size))
-        return [one] * (self.spec.num_blocks if exam.each_exit else 1)
+    def test(self, model: Tensors, part: EvaluationPart) -> Sequence[Tally]:
+        size = (part.limit or self.num_test_samples) / part.num_parts
+        loss = float(sum(abs(values).sum() for values in model.values())) * (part.part + 1) / 7
+        one = Tally(int(loss) % (int(size) + 1), loss, int(size))
+        return [one] * (self.spec.num_blocks if part.each_exit else 1)
 
 
 def run_config(strategy: str | Mapping[str, Any] = "fedel", seed: int = 1, **rounds: Any) -> RunConfig:
@@ -66,16 +67,16 @@ def run_config(strategy: str | Mapping[str, Any] = "fedel", seed: int = 1, **rou
 
 @dataclass
 class Played:
-    records: list[dict[str, Any]]
-    standing: Standing
+    records: list[RoundRecord]
+    checkpoint: Checkpoint
 
     @property
     def model(self) -> Tensors:
-        return self.standing.model
+        return self.checkpoint.model
 
-    def comparable(self) -> list[dict[str, Any]]:
+    def comparable(self) -> list[RoundRecord]:
         """The records without what the wall clock says."""
-        return [{k: v for k, v in record.items() if k != "wall_seconds"} for record in self.records]
+        return [replace(record, wall_seconds=None) for record in self.records]
 
 
 def clients_of(trainers: Mapping[str, Any], link: Link | None = None) -> list[Client]:
@@ -100,28 +101,28 @@ def play(
     """A run on the fake fleet; with ``folder`` it is kept there, and gone on with if it is there already."""
     trainers = trainers or fakes.fleet(4)
     workload = FakeWorkload(trainers, fails=fails or {})
-    director = Director(run, workload.spec, scope or PAPER_CLOCK)
+    engine = RoundEngine(run, workload.spec, scope or PAPER_CLOCK, tests_itself=True)
     store = RunFolder(folder) if folder else None
     kept = store.open(run.table()) if store else None
-    executor = make(Worker(director.strategy, workload))
+    executor = make(Worker(engine.planner.strategy, workload))
     simulation = Simulation(
-        director,
+        engine,
         clients_of(trainers, link),
         executor,
-        kept or Standing(fakes.initial_model(workload.spec)),
+        kept or Checkpoint(fakes.initial_model(workload.spec)),
         faults=faults,
         evaluation=evaluation,
         num_test_samples=workload.num_test_samples,
     )
     records = []
     try:
-        while not simulation.is_over and simulation.standing.state.round_num != stop_after:
+        while not simulation.is_over and simulation.checkpoint.handover.round_num != stop_after:
             records.append(simulation.play())
             if store:
-                store.commit(simulation.standing, records[-1])
+                store.commit(simulation.checkpoint, records[-1])
     finally:
         executor.close()
-    return Played(store.records() if store else records, simulation.standing)
+    return Played(store.records() if store else records, simulation.checkpoint)
 
 
 def slowed(slownesses: Sequence[float], num_samples: int = 40, of: ModelSpec | None = None) -> dict[str, Any]:

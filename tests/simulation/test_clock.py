@@ -17,7 +17,7 @@ FLEET = (1, 2, 3, 4)
 
 
 def seconds_of(record, clock_name="backward"):
-    return [entry["clock_seconds"][clock_name] for entry in record["clients"]]
+    return [entry.clock_seconds[clock_name] for entry in record.clients]
 
 
 def first_round(strategy, **options):
@@ -29,17 +29,17 @@ def test_full_training_takes_a_device_as_many_times_longer_as_it_is_slow(strateg
     record = first_round(strategy)
     assert pytest.approx([s * STEPS * BACKWARD for s in FLEET]) == seconds_of(record)
     assert pytest.approx([s * STEPS * TRAIN for s in FLEET]) == seconds_of(record, "train")
-    assert pytest.approx(6.16) == record["latency_seconds"]
-    assert pytest.approx({"backward": 6.16, "train": 6.848}) == record["clock_seconds"]
-    assert pytest.approx([0, 1, 2, 3]) == [entry["deviation"] for entry in record["clients"]]
+    assert pytest.approx(6.16) == record.latency_seconds
+    assert pytest.approx({"backward": 6.16, "train": 6.848}) == record.clock_seconds
+    assert pytest.approx([0, 1, 2, 3]) == [entry.deviation for entry in record.clients]
 
 
 def test_the_other_clock_drives_when_it_is_asked_to():
     record = first_round("fedavg", scope="train")
-    assert "train" == record["scope"]
-    assert pytest.approx(6.848) == record["latency_seconds"]
-    assert pytest.approx({"backward": 6.16, "train": 6.848}) == record["clock_seconds"]
-    assert pytest.approx([0, 1, 2, 3]) == [entry["deviation"] for entry in record["clients"]]
+    assert "train" == record.scope
+    assert pytest.approx(6.848) == record.latency_seconds
+    assert pytest.approx({"backward": 6.16, "train": 6.848}) == record.clock_seconds
+    assert pytest.approx([0, 1, 2, 3]) == [entry.deviation for entry in record.clients]
 
 
 def test_heterofl_takes_the_widest_model_that_fits():
@@ -47,7 +47,7 @@ def test_heterofl_takes_the_widest_model_that_fits():
     seconds = [1.54, 2 * 0.49 * 1.54, 3 * 0.25 * 1.54, 4 * 0.25 * 1.54]
     record = first_round("heterofl")
     assert pytest.approx(seconds) == seconds_of(record)
-    assert pytest.approx(1.54) == record["latency_seconds"]
+    assert pytest.approx(1.54) == record.latency_seconds
 
 
 def test_depthfl_takes_the_deepest_prefix_that_fits_with_its_exits():
@@ -55,28 +55,28 @@ def test_depthfl_takes_the_deepest_prefix_that_fits_with_its_exits():
     # input gradient: 0.385 - 0.006 + 2 * 0.002. The others train two blocks: 0.058 + 0.018 - 0.006 + 0.002.
     record = first_round("depthfl")
     assert pytest.approx([4 * 0.383, *(s * 4 * 0.072 for s in (2, 3, 4))]) == seconds_of(record)
-    assert pytest.approx(1.532) == record["latency_seconds"]
+    assert pytest.approx(1.532) == record.latency_seconds
 
 
 def test_timelyfl_fills_an_interval_that_half_of_the_devices_keep():
     # T_k = 3.08: two passes, one, then blocks 4 to 6 (0.225) and 5 to 6 (0.137).
     record = first_round("timelyfl")
     assert pytest.approx([3.08, 3.08, 3 * 4 * 0.225, 4 * 4 * 0.137]) == seconds_of(record)
-    assert pytest.approx(3.08) == record["latency_seconds"]
-    assert pytest.approx(1.1 * 3.08) == record["deadline_seconds"]
+    assert pytest.approx(3.08) == record.latency_seconds
+    assert pytest.approx(1.1 * 3.08) == record.deadline_seconds
 
 
 def test_pyramidfl_lets_fast_devices_train_until_the_slowest_is_done():
     record = first_round("pyramidfl")
-    assert [16, 8, 5, 4] == [entry["num_steps"] for entry in record["clients"]]
+    assert [16, 8, 5, 4] == [entry.num_steps for entry in record.clients]
     assert pytest.approx([16 * 0.385, 8 * 0.77, 5 * 1.155, 4 * 1.54]) == seconds_of(record)
-    assert pytest.approx(6.16) == record["latency_seconds"]
+    assert pytest.approx(6.16) == record.latency_seconds
 
 
 @pytest.mark.parametrize(("kind", "round_seconds"), [("honest", 6.16), ("optimistic", 1.54)])
 def test_fiarse_has_an_honest_and_an_optimistic_clock(kind, round_seconds):
     record = first_round({"name": "fiarse", "clock": kind})
-    assert pytest.approx(round_seconds) == record["latency_seconds"]
+    assert pytest.approx(round_seconds) == record.latency_seconds
 
 
 @pytest.mark.parametrize("strategy", ["fedel", "elastictrainer"])
@@ -84,9 +84,9 @@ def test_fiarse_has_an_honest_and_an_optimistic_clock(kind, round_seconds):
 def test_elastic_methods_pay_for_what_they_select_and_for_the_probe(strategy, scope):
     record = first_round({"name": strategy, "budget_scope": scope})
     spec = fakes.spec()
-    for entry, slowness in zip(record["clients"], FLEET, strict=True):
+    for entry, slowness in zip(record.clients, FLEET, strict=True):
         profile = fakes.profile(1)
-        end, front = entry["window"]
+        end, front = entry.window
         window = [t for t in profile.tensors if end <= t.block <= front]
         exit_forward, exit_backward = (0.001, 0.002) if front < spec.num_blocks else (0.001, 0.0)
         forward = sum(0.002 * b for b in range(1, front + 1)) + exit_forward + 0.001
@@ -96,14 +96,14 @@ def test_elastic_methods_pay_for_what_they_select_and_for_the_probe(strategy, sc
             through = sum(t.grad_seconds for t in window[shallowest + 1 :])
             return extra + through + sum(t.update_seconds for t in window if t.name in names)
 
-        step, probe = chain(set(entry["selected"])), chain({t.name for t in window})
+        step, probe = chain(set(entry.selected)), chain({t.name for t in window})
         expected = {
             "backward": slowness * (STEPS * step + 2 * probe),
             "train": slowness * (STEPS * (forward + step) + 2 * (forward + probe)),
         }
-        assert pytest.approx(expected) == entry["clock_seconds"]
-        assert pytest.approx(expected[scope]) == entry["train_seconds"]
-    assert max(entry["train_seconds"] for entry in record["clients"]) == record["latency_seconds"]
+        assert pytest.approx(expected) == entry.clock_seconds
+        assert pytest.approx(expected[scope]) == entry.train_seconds
+    assert max(entry.train_seconds for entry in record.clients) == record.latency_seconds
 
 
 def test_a_step_is_paid_for_each_time_and_a_probe_once():
@@ -115,56 +115,28 @@ def test_a_step_is_paid_for_each_time_and_a_probe_once():
     )
 
 
-def enough(wanted):
-    return lambda count: count >= wanted
-
-
-def test_a_round_lasts_until_the_slowest_is_back():
-    closing = clock.close([(2.0, "b"), (3.0, "c"), (1.0, "a")], enough(3), 10.0)
-    assert clock.Closing(3.0, ("a", "b", "c"), ()) == closing
-
-
-def test_a_round_that_has_enough_leaves_the_slow_ones_out():
-    closing = clock.close([(2.0, "b"), (3.0, "c"), (1.0, "a")], enough(2), 10.0)
-    assert clock.Closing(2.0, ("a", "b"), ("c",)) == closing
-
-
-def test_one_that_never_comes_makes_the_round_wait_for_its_deadline():
-    assert clock.Closing(10.0, ("a",), ()) == clock.close([(1.0, "a")], enough(2), 10.0)
-
-
-def test_too_few_reports_hold_a_round_open_after_its_deadline():
-    closing = clock.close([(12.0, "b"), (13.0, "c"), (1.0, "a")], enough(3), 10.0, min_reports=2)
-    assert clock.Closing(12.0, ("a", "b"), ("c",)) == closing
-
-
-def test_nobody_at_all():
-    assert clock.Closing(10.0, (), ()) == clock.close([], enough(1), 10.0)
-    assert clock.Closing(0.0, (), ()) == clock.close([], enough(0), 10.0)
-
-
 def test_who_takes_longer_than_the_deadline_does_not_count():
     run = run_config("fedavg", num_rounds=2, deadline_factor=3.5)
     first, second = play(run, slowed(FLEET)).records
-    assert ["client-3"] == first["late"] == second["late"]
-    assert pytest.approx(3.5 * 1.54) == first["latency_seconds"]
-    assert [0, 1, 2] == [int(entry["client"][-1]) for entry in first["clients"]]
+    assert ("client-3",) == first.late == second.late
+    assert pytest.approx(3.5 * 1.54) == first.latency_seconds
+    assert [0, 1, 2] == [int(entry.client[-1]) for entry in first.clients]
 
 
 def test_over_selection_closes_with_the_fastest():
     record = play(run_config("fedavg", num_participants=2, over_select=2.0), slowed(FLEET)).records[0]
-    assert (4, 2, ["client-2", "client-3"]) == (record["num_tasks"], record["num_updates"], record["late"])
-    assert pytest.approx(2 * 1.54) == record["latency_seconds"]
+    assert (4, 2, ("client-2", "client-3")) == (record.num_tasks, record.num_updates, record.late)
+    assert pytest.approx(2 * 1.54) == record.latency_seconds
 
 
 def test_timelyfl_drops_who_comes_after_the_interval():
     # Twice as slow as their profiles say, all miss the interval; the round takes the first that comes.
     heated = Faults(drift_factor=2.0, drift_rounds=1)
     first, second = play(run_config("timelyfl", num_rounds=2), slowed(FLEET), faults=heated).records
-    assert [] == first["late"]
-    assert ["client-3"] == [entry["client"] for entry in second["clients"]]
-    assert ["client-2", "client-0", "client-1"] == second["late"]
-    assert pytest.approx(2 * 4 * 4 * 0.137) == second["latency_seconds"]
+    assert () == first.late
+    assert ["client-3"] == [entry.client for entry in second.clients]
+    assert ("client-2", "client-0", "client-1") == second.late
+    assert pytest.approx(2 * 4 * 4 * 0.137) == second.latency_seconds
 
 
 def test_epochs_make_the_deadline_as_long_as_the_work():
@@ -172,8 +144,8 @@ def test_epochs_make_the_deadline_as_long_as_the_work():
     run = run_config("fedavg", num_rounds=1)
     run = type(run).parse({**run.table(), "work": table})
     record = play(run, slowed(FLEET, num_samples=40)).records[0]
-    assert pytest.approx(8 * 10 * 0.385) == record["deadline_seconds"]
-    assert pytest.approx(4 * 10 * 0.385) == record["latency_seconds"]
+    assert pytest.approx(8 * 10 * 0.385) == record.deadline_seconds
+    assert pytest.approx(4 * 10 * 0.385) == record.latency_seconds
 
 
 def test_the_network_takes_time_by_the_byte():
@@ -182,8 +154,8 @@ def test_the_network_takes_time_by_the_byte():
     link = Link(up_mbps=0.008, down_mbps=0.016, latency_seconds=0.25)
     first, second = play(run_config("fedavg", num_rounds=2), slowed([1.0]), link=link).records
     exits = sum(t.size for t in fakes.spec().tensors if t.name.startswith("exits."))
-    assert (4 * 285, 4 * (285 + exits)) == (first["bytes_up"], first["bytes_down"])
-    assert (4 * 285, 4 * 285) == (second["bytes_up"], second["bytes_down"])
-    assert pytest.approx(1.54 + 0.5 + 1.140 + (1.140 + 0.004 * exits) / 2) == first["latency_seconds"]
-    assert pytest.approx(1.54) == first["clients"][0]["train_seconds"]
-    assert pytest.approx(0.5 + 1.140 + 1.140 / 2) == second["clients"][0]["network_seconds"]
+    assert (4 * 285, 4 * (285 + exits)) == (first.bytes_up, first.bytes_down)
+    assert (4 * 285, 4 * 285) == (second.bytes_up, second.bytes_down)
+    assert pytest.approx(1.54 + 0.5 + 1.140 + (1.140 + 0.004 * exits) / 2) == first.latency_seconds
+    assert pytest.approx(1.54) == first.clients[0].train_seconds
+    assert pytest.approx(0.5 + 1.140 + 1.140 / 2) == second.clients[0].network_seconds

@@ -46,15 +46,15 @@ def test_impossible_faults_are_refused(table):
 
 def test_a_round_with_a_drop_out_lasts_until_its_deadline():
     played = play(run_config("fedavg", num_rounds=12), slowed((1, 2, 3, 4)), faults=Faults(dropout=0.1))
-    waited = [record for record in played.records if record["dropped"]]
-    smooth = [record for record in played.records if not record["dropped"]]
+    waited = [record for record in played.records if record.dropped]
+    smooth = [record for record in played.records if not record.dropped]
     assert waited
     assert smooth
     for record in waited:
-        assert pytest.approx(8 * 1.54) == record["latency_seconds"] == record["deadline_seconds"]
-        assert 4 - len(record["dropped"]) == record["num_updates"]
+        assert pytest.approx(8 * 1.54) == record.latency_seconds == record.deadline_seconds
+        assert 4 - len(record.dropped) == record.num_updates
     for record in smooth:
-        assert pytest.approx(6.16) == record["latency_seconds"]
+        assert pytest.approx(6.16) == record.latency_seconds
 
 
 def test_a_dropped_client_goes_on_from_the_round_that_last_counted():
@@ -64,9 +64,9 @@ def test_a_dropped_client_goes_on_from_the_round_that_last_counted():
     undisturbed = play(run, slowed((1, 4)))
 
     def windows(records):
-        return [entry["window"] for record in records for entry in record["clients"] if "1" in entry["client"]]
+        return [entry.window for record in records for entry in record.clients if "1" in entry.client]
 
-    assert any("client-1" in record["dropped"] for record in played.records)
+    assert any("client-1" in record.dropped for record in played.records)
     fronts = [front for _, front in windows(undisturbed.records)]
     seen = [front for _, front in windows(played.records)]
     assert fronts[: len(seen)] == seen
@@ -76,8 +76,8 @@ def test_a_round_in_which_everyone_drops_out_changes_nothing():
     played = play(run_config("fedel", num_rounds=3), fleet(4), faults=Faults(dropout=1.0))
     untouched = play(run_config("fedel", num_rounds=3), fleet(4), stop_after=0)
     assert same_bits(untouched.model, played.model)
-    assert [0, 0, 0] == [record["num_updates"] for record in played.records]
-    assert [None] * 3 == [record["loss"] for record in played.records]
+    assert [0, 0, 0] == [record.num_updates for record in played.records]
+    assert [None] * 3 == [record.loss for record in played.records]
 
 
 def test_heat_shows_in_the_clock_but_not_in_what_the_strategy_plans():
@@ -85,10 +85,8 @@ def test_heat_shows_in_the_clock_but_not_in_what_the_strategy_plans():
     cool = play(run, fleet(4))
     hot = play(run, fleet(4), faults=Faults(drift_factor=3.0, drift_rounds=4))
     assert same_bits(cool.model, hot.model)
-    ratios = [
-        h["latency_seconds"] / c["latency_seconds"] for h, c in zip(hot.records, cool.records, strict=True)
-    ]
+    ratios = [h.latency_seconds / c.latency_seconds for h, c in zip(hot.records, cool.records, strict=True)]
     assert pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0]) == ratios
-    one, other = hot.records[4]["clients"][0], cool.records[4]["clients"][0]
-    assert one["predicted_seconds"] == other["predicted_seconds"]
-    assert pytest.approx(3 * (1 + other["deviation"])) == 1 + one["deviation"]
+    one, other = hot.records[4].clients[0], cool.records[4].clients[0]
+    assert one.predicted_seconds == other.predicted_seconds
+    assert pytest.approx(3 * (1 + other.deviation)) == 1 + one.deviation

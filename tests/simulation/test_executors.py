@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 
 from fedel.errors import DataError, ServiceError
-from fedel.simulation.executors import Board, Processes
+from fedel.simulation.executors import Processes, SharedModel
 from tests.simulation.fakes import play, run_config
 from tests.strategies.fakes import fleet, initial_model, same_bits, spec
 
@@ -60,7 +60,7 @@ def test_workers_end_with_their_executor():
 
 
 def test_a_board_holds_what_was_written_and_is_read_only():
-    board, model = Board(spec()), initial_model()
+    board, model = SharedModel(spec()), initial_model()
     board.write(model)
     changed = {name: -values for name, values in list(model.items())[:2]}
     board.write(changed)

@@ -22,7 +22,7 @@ def multiple_of_budget(strategy, scope="backward", num_steps=STEPS):
     rounds = {"num_rounds": 3, "evaluate_every": 0, "deadline_floor_seconds": 0.0}
     run = RunConfig.parse({"seed": 1, "strategy": strategy, "work": work, "rounds": rounds})
     records = play(run, trainers, scope=scope).records
-    return sum(r["latency_seconds"] / (r["budget_seconds"] * num_steps) for r in records) / len(records)
+    return sum(r.latency_seconds / (r.budget_seconds * num_steps) for r in records) / len(records)
 
 
 def test_fedavg_waits_for_the_slowest_device():

@@ -21,8 +21,8 @@ def test_a_simulation_does_what_the_strategies_do_by_themselves(strategy):
 @pytest.mark.parametrize("num_participants", [0, 25, 10])
 def test_as_many_take_part_as_the_run_says(num_participants):
     played = play(run_config("fedel", num_rounds=2, num_participants=num_participants), fleet(100))
-    assert [num_participants or 100] * 2 == [record["num_updates"] for record in played.records]
-    drawn = [{entry["client"] for entry in record["clients"]} for record in played.records]
+    assert [num_participants or 100] * 2 == [record.num_updates for record in played.records]
+    drawn = [{entry.client for entry in record.clients} for record in played.records]
     assert (num_participants == 0) == (drawn[0] == drawn[1])
 
 
@@ -31,8 +31,8 @@ def test_windows_slide_with_a_clients_own_rounds():
     trainers, last = slowed([1, *[4] * 6]), fakes.spec().num_blocks
     played = play(run_config("fedel", num_rounds=12, num_participants=4), trainers)
     for name in list(trainers)[1:]:
-        entries = [e for record in played.records for e in record["clients"] if e["client"] == name]
-        windows = [entry["window"] for entry in entries]
+        entries = [e for record in played.records for e in record.clients if e.client == name]
+        windows = [entry.window for entry in entries]
         assert 3 <= len(windows) < 12
         assert 1 == windows[0][0]
         for (end, front), (next_end, next_front) in pairwise(windows):
@@ -46,10 +46,10 @@ def test_windows_slide_with_a_clients_own_rounds():
 def test_only_what_changed_is_sent_down_again():
     played = play(run_config("fedel", num_rounds=4), slowed([1, 4]))
     everything = 4 * sum(t.size for t in fakes.spec().tensors)
-    downs = [[entry["bytes_down"] for entry in record["clients"]] for record in played.records]
+    downs = [[entry.bytes_down for entry in record.clients] for record in played.records]
     assert [everything, everything] == downs[0]
     assert max(max(down) for down in downs[1:]) < everything
-    ups = [entry["bytes_up"] for record in played.records for entry in record["clients"]]
+    ups = [entry.bytes_up for record in played.records for entry in record.clients]
     assert 0 < min(ups) < max(ups) < everything
 
 
@@ -59,9 +59,9 @@ def test_a_client_that_was_away_gets_what_it_missed():
     everything = 4 * sum(t.size for t in fakes.spec().tensors)
     met = set()
     for record in played.records:
-        for entry in record["clients"]:
-            assert (trained if entry["client"] in met else everything) == entry["bytes_down"]
-            met.add(entry["client"])
+        for entry in record.clients:
+            assert (trained if entry.client in met else everything) == entry.bytes_down
+            met.add(entry.client)
 
 
 def test_an_update_that_diverged_is_left_out_and_named():
@@ -76,23 +76,23 @@ def test_an_update_that_diverged_is_left_out_and_named():
     bad = trainers["client-1"]
     trainers["client-1"] = Diverged(bad.data_seed, bad.num_samples, bad.profile, bad.classes)
     played = play(run_config("fedavg", num_rounds=2), trainers)
-    assert ["client-1"] == list(played.records[0]["refused"])
-    assert "diverged" in played.records[0]["refused"]["client-1"]
-    assert ["client-0", "client-2"] == [entry["client"] for entry in played.records[1]["clients"]]
-    assert "client-1" not in played.standing.memories
+    assert ["client-1"] == list(played.records[0].refused)
+    assert "diverged" in played.records[0].refused["client-1"]
+    assert ["client-0", "client-2"] == [entry.client for entry in played.records[1].clients]
+    assert "client-1" not in played.checkpoint.memories
 
 
 def test_models_are_tested_when_it_is_their_turn():
     run = run_config("fedel", num_rounds=5, evaluate_every=2)
     played = play(run, fleet(3), evaluation=Evaluation(exits_every=4))
-    assert [False, True, False, True, True] == [r["accuracy"] is not None for r in played.records]
-    assert [3, 4] == [r["round"] for r in played.records if "exit_accuracies" in r]
-    assert fakes.spec().num_blocks == len(played.records[3]["exit_accuracies"])
+    assert [False, True, False, True, True] == [r.accuracy is not None for r in played.records]
+    assert [3, 4] == [r.round for r in played.records if r.exit_accuracies is not None]
+    assert fakes.spec().num_blocks == len(played.records[3].exit_accuracies)
     never = play(run_config("fedel", num_rounds=2, evaluate_every=0), fleet(3))
-    assert [None, None] == [record["accuracy"] for record in never.records]
+    assert [None, None] == [record.accuracy for record in never.records]
 
 
 def test_what_the_machine_measured_does_not_get_into_the_run():
-    for report in play(run_config("fedel"), fleet(4)).standing.state.reports.values():
+    for report in play(run_config("fedel"), fleet(4)).checkpoint.handover.reports.values():
         assert 0 == report.peak_memory_bytes
         assert 0 < report.train_seconds

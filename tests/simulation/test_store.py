@@ -26,8 +26,8 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(strategy, stop_after, t
     resumed = play(run, fleet(6), folder=tmp_path / "run")
     assert same_bits(whole.model, resumed.model)
     assert whole.comparable() == resumed.comparable()
-    assert whole.standing.state == resumed.standing.state
-    assert whole.standing.held == resumed.standing.held
+    assert whole.checkpoint.handover == resumed.checkpoint.handover
+    assert whole.checkpoint.held == resumed.checkpoint.held
 
 
 def test_a_crash_between_the_model_and_the_state_costs_one_round(tmp_path):
@@ -43,7 +43,7 @@ def test_a_crash_between_the_model_and_the_state_costs_one_round(tmp_path):
     with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
         file.write(line + "\n" + line[:40])
     resumed = play(run, fleet(6), folder=tmp_path / "run")
-    assert [0, 1, 2, 3, 4, 5] == [record["round"] for record in resumed.records]
+    assert [0, 1, 2, 3, 4, 5] == [record.round for record in resumed.records]
     assert same_bits(play(run, fleet(6)).model, resumed.model)
 
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from fedel.report import runs
 from fedel.simulation import profiles, start
 from fedel.simulation.job import Job
-from fedel.simulation.workers import Exam
+from fedel.simulation.workers import EvaluationPart
 from fedel.simulation.workload import TorchWorkload, fresh_model
 from fedel.training.factory import initial_model, make_data, make_model
 from fedel.training.profile_io import load_profile, save_profile
@@ -41,9 +41,9 @@ def job(tmp_path):
 def played(job, path, stop_after=None, **how):
     with start.session(job, path, **how) as session:
         if stop_after is not None:
-            while session.simulation.standing.state.round_num < stop_after:
+            while session.simulation.checkpoint.handover.round_num < stop_after:
                 record = session.simulation.play()
-                session.folder.commit(session.simulation.standing, record)
+                session.folder.commit(session.simulation.checkpoint, record)
             return None
         return start.play_all(session, lambda record: None)
 
@@ -75,7 +75,7 @@ def test_workers_and_stops_do_not_change_a_bit(strategy, job, tmp_path):
 def test_a_run_learns_and_leaves_everything_in_its_directory(job, tmp_path):
     wanted = job(num_rounds=12, keep_every=5)
     result = played(wanted, tmp_path / "run", executor="serial")
-    assert 0.6 < result["best_accuracy"]
+    assert 0.6 < result.best_accuracy
     assert {"config.toml", "result.json", "rounds.jsonl", "model.safetensors", "best.safetensors"} <= {
         file.name for file in (tmp_path / "run").iterdir()
     }
@@ -85,10 +85,10 @@ def test_a_run_learns_and_leaves_everything_in_its_directory(job, tmp_path):
     stored = runs.load(tmp_path / "run")
     assert result == stored.result
     assert wanted == Job.parse(stored.settings)
-    assert sum(record["latency_seconds"] for record in stored.rounds) == result["virtual_seconds"]
-    assert [t.name for t in initial_model(wanted.run)[0].weights] == result["tensors"]
-    assert {"fedel", "python", "numpy", "torch"} == result["versions"].keys()
-    assert all(client["deviation_mean"] is not None for client in result["clients"].values())
+    assert sum(record.latency_seconds for record in stored.rounds) == result.virtual_seconds
+    assert [t.name for t in initial_model(wanted.run)[0].weights] == result.tensors
+    assert {"fedel", "python", "numpy", "torch"} == result.versions.keys()
+    assert all(client["deviation_mean"] is not None for client in result.clients.values())
 
 
 def test_a_finished_run_is_resumed_by_adding_rounds(job, tmp_path):
@@ -111,8 +111,8 @@ def test_the_test_set_is_counted_once_however_it_is_cut(job):
     tensors = model.tensors()
 
     def total(num_parts, limit=0):
-        marks = [workload.test(tensors, Exam(i, num_parts, limit))[0] for i in range(num_parts)]
-        return sum(m.num_correct for m in marks), sum(m.num_targets for m in marks)
+        tallies = [workload.test(tensors, EvaluationPart(i, num_parts, limit))[0] for i in range(num_parts)]
+        return sum(m.num_correct for m in tallies), sum(m.num_targets for m in tallies)
 
     with torch.no_grad():
         x, y = next(iter(data.test_batches(len(data.test))))
@@ -133,7 +133,7 @@ def test_depthfl_is_judged_by_the_exits_it_trains(job):
         mean = torch.stack([logits[d - 1] for d in depths(model.spec)]).mean(0)
     right = int((mean.argmax(-1).numpy() == y).sum())
     workload = TorchWorkload(model, data, {}, {})
-    assert right == workload.test(model.tensors(), Exam(0, 1, 0, depths(model.spec)))[0].num_correct
+    assert right == workload.test(model.tensors(), EvaluationPart(0, 1, 0, depths(model.spec)))[0].num_correct
 
 
 def test_one_trainer_serves_a_client_for_good_and_one_model_all_of_them(job):

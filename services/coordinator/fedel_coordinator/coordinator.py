@@ -1,4 +1,4 @@
-"""The coordinator without its server: every run, driven by a task of its own, on one store and one fleet."""
+"""The coordinator without its server: creates runs, loads them after a restart, drives each in its own task."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from prometheus_client import CollectorRegistry
 
 from fedel.errors import ConfigError, FedelError, ServiceError
 from fedel.job import RunConfig
-from fedel.roles.coordinator import Director
+from fedel.roles.coordinator import RoundEngine
+from fedel.roles.run_state import ENDED, FAILED, WAITING
 from fedel.roles.sharding import assign
 from fedel.telemetry import CoordinatorMetrics
 from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 from fedel_coordinator.config import CoordinatorConfig
-from fedel_coordinator.fleet import Fleet
-from fedel_coordinator.rounds import drive, write_result
-from fedel_coordinator.run import ENDED, FAILED, WAITING, Run, Tools
-from fedel_coordinator.saved import spec_from_text, spec_to_text
+from fedel_coordinator.errors import ModelMissing, NameTaken
+from fedel_coordinator.persistence import spec_from_json, spec_to_json
+from fedel_coordinator.run import CoordinatorRun, RunServices, steady_clock
+from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
+from fedel_coordinator.sessions import Sessions
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.store import RunRow, Store
 
@@ -32,37 +34,28 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class NameTaken(ServiceError):
-    """Another run has the name."""
-
-
-class ModelMissing(ServiceError):
-    """An aggregator does not hold the run's first model."""
-
-
 class Coordinator:
-    """Runs are created, found again after a restart, driven, and let go when the process stops."""
+    """All runs of this process, and the services they share."""
 
     def __init__(
         self,
         config: CoordinatorConfig,
         store: Store,
         shards: Shards,
-        clock: Callable[[], float] = time.time,
-        now: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
         metrics: CoordinatorMetrics | None = None,
     ) -> None:
         self.config = config
         self.store = store
         self.shards = shards
-        self.clock = clock
+        self.clock = steady_clock()
         self.metrics = metrics or CoordinatorMetrics(CollectorRegistry())
-        self.fleet = Fleet(config.silent_seconds, now)
-        self.runs: dict[str, Run] = {}
-        """Those that this process drives or has driven."""
+        self.sessions = Sessions(config.silent_seconds, monotonic)
+        self.runs: dict[str, CoordinatorRun] = {}
+        """The runs that this process drives or has driven."""
         self.drives: dict[str, asyncio.Task[None]] = {}
         self.stopping = False
-        self._tools = Tools(store, self.fleet, shards, self.metrics, clock, config.runs_dir)
+        self._services = RunServices(store, self.sessions, shards, self.metrics, self.clock, config.runs_dir)
 
     async def start(self) -> None:
         """Go on with every run that has not ended."""
@@ -76,56 +69,57 @@ class Coordinator:
                     f" {len(self.shards.addresses)}: list the same ones, in the same order"
                 )
             try:
-                run = await Run.load(row, self._tools)
+                run = await CoordinatorRun.load(row, self._services)
             except ConfigError as error:
                 # Such as a strategy that this version no longer has: the other runs can go on.
                 log.error("run '%s' cannot go on: %s", row.name, error, extra={"run": row.name})
-                ended_at = self._tools.clock()
+                ended_at = self.clock()
                 await asyncio.to_thread(self.store.set_phase, row.name, FAILED, str(error), ended_at)
             else:
-                await self._take_up(run)
+                await self._start_run(run)
 
     async def stop(self) -> None:
-        """Let go of everything; no agent is told that a run is over, because it is not."""
+        """Stop driving. No agent is told that a run is over, because it is not."""
         self.stopping = True
         for task in self.drives.values():
             task.cancel()
         await asyncio.gather(*self.drives.values(), return_exceptions=True)
-        self.fleet.end_all()
+        self.sessions.end_all()
         for run in self.runs.values():
-            run.news.notify()
+            await run.stop()
+            run.change.notify()
 
-    async def create(self, name: str, config_json: str, spec: ModelSpec) -> Run | RunRow:
-        """A new run, or the one of this name if it is the same; that may have ended."""
+    async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
+        """A new run, or the run of this name if it is the same; that one may have ended."""
         config = _checked(name, config_json, spec)
         row = RunRow(
             name=name,
             config_json=json.dumps(config.table()),
-            spec_json=spec_to_text(spec),
+            spec_json=spec_to_json(spec),
             num_shards=len(self.shards.addresses),
             phase=WAITING,
-            created_at=self._tools.clock(),
+            created_at=self.clock(),
         )
         known = await asyncio.to_thread(self.store.run, name)
         if known is None:
             await self._check_models(name)
             if await asyncio.to_thread(self.store.create_run, row):
-                run = await Run.load(row, self._tools)
-                await self._take_up(run)
-                self.fleet.push_all(self.offer(run))
-                return run
+                run = await CoordinatorRun.load(row, self._services)
+                await self._start_run(run)
+                self.sessions.push_all(self.offer(run))
+                return LiveRun(run)
             known = await asyncio.to_thread(self.store.run, name)
         assert known is not None
-        same_model = spec_from_text(known.spec_json) == spec
+        same_model = spec_from_json(known.spec_json) == spec
         if not same_model or RunConfig.parse(json.loads(known.config_json)) != config:
             what = "configuration" if same_model else "model"
             raise NameTaken(
                 f"run '{name}' exists with another {what}: choose another name, or repeat the same {what}"
             )
-        return self.runs.get(name, known)
+        return self._shown(known)
 
-    def offer(self, run: Run) -> pb.SessionResponse:
-        """What an agent needs to get ready for a run."""
+    def offer(self, run: CoordinatorRun) -> pb.SessionResponse:
+        """What an agent needs to prepare for a run."""
         addresses = self.config.reachable
         parts = assign(run.spec, len(addresses)) if len(addresses) > 1 else [[]]
         return pb.SessionResponse(
@@ -144,18 +138,35 @@ class Coordinator:
     def offers(self) -> list[pb.SessionResponse]:
         return [self.offer(run) for run in self.runs.values() if not run.ended]
 
-    async def _take_up(self, run: Run) -> None:
+    async def shown_runs(self) -> list[ShownRun]:
+        """All runs, newest first."""
+        return [self._shown(row) for row in await asyncio.to_thread(self.store.runs)]
+
+    async def find(self, name: str) -> ShownRun | None:
+        """The run of this name; without a name the newest."""
+        if name in self.runs:
+            return LiveRun(self.runs[name])
+        if not name:
+            return next(iter(await self.shown_runs()), None)
+        row = await asyncio.to_thread(self.store.run, name)
+        return self._shown(row) if row else None
+
+    def _shown(self, row: RunRow) -> ShownRun:
+        run = self.runs.get(row.name)
+        return LiveRun(run) if run else EndedRun(row, self.store)
+
+    async def _start_run(self, run: CoordinatorRun) -> None:
         records = await asyncio.to_thread(self.store.records, run.name) if run.directory else []
-        await asyncio.to_thread(run.write, lambda directory: directory.start(run.config.table(), records))
+        await run.write(lambda directory: directory.start(run.config.table(), records))
         self.runs[run.name] = run
-        self.drives[run.name] = asyncio.create_task(drive(run), name=f"run {run.name}")
+        self.drives[run.name] = asyncio.create_task(run.drive(), name=f"run {run.name}")
 
     async def _repair_result(self, row: RunRow) -> None:
         """The process may have died between the end of the run and its last file."""
-        directory = self._tools.directory(row.name)
+        directory = self._services.directory(row.name)
         if directory is not None and directory.path.exists() and not directory.finished:
-            run = await Run.load(row, self._tools)
-            await asyncio.to_thread(run.write, lambda directory: write_result(run, directory))
+            run = await CoordinatorRun.load(row, self._services)
+            await run.write_result()
 
     async def _check_models(self, run: str) -> None:
         for shard, address in enumerate(self.shards.addresses):
@@ -164,7 +175,7 @@ class Coordinator:
             except aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     raise ModelMissing(
-                        f"aggregator {address} has no model of run '{run}': bring it there first (CreateModel)"
+                        f"aggregator {address} has no model of run '{run}': send it there first (CreateModel)"
                     ) from None
                 raise
             if version != 0:
@@ -175,13 +186,11 @@ class Coordinator:
 
 def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
     if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"run name {name!r}: write it with letters, digits, dots, dashes and underscores, at most 100"
-        )
+        raise ConfigError(f"run name {name!r}: use letters, digits, dots, dashes and underscores, at most 100")
     try:
         table = json.loads(config_json)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"run '{name}': its configuration is no JSON: {error}") from None
+        raise ConfigError(f"run '{name}': its configuration is not valid JSON: {error}") from None
     config = RunConfig.parse(table, f"run '{name}'")
     rounds = config.rounds
     if 0 < rounds.num_participants < rounds.min_reports:
@@ -192,7 +201,7 @@ def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
     if not spec.weights:
         raise ConfigError(f"run '{name}': its model has no trainable tensor")
     try:
-        Director(config, spec)
+        RoundEngine(config, spec)
     except FedelError as error:
         raise ConfigError(f"run '{name}': {error}") from None
     return config

@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc
 from fedel_services.guard import Gatekeeper, caller
-from fedel_services.runtime import GRACE_SECONDS, Server, refuse, write_address
+from fedel_services.runtime import GRACE_SECONDS, Server, refuse
 from grpc import aio
 
 from fedel.errors import CertificateError, ConfigError, ServiceError
+from fedel.files import write_atomic
 from fedel.security.authority import Authority
 from fedel.security.certificates import key_of_request
 from fedel.security.folder import Watched
@@ -40,7 +41,6 @@ class Enrolment(EnrolmentServiceServicer):
             )
         except CertificateError as error:
             await self._keeper.refuse(context, "token", str(error))
-            raise
         log.info("enrolled %s from %s", grant.identity, context.peer(), extra={"client": grant.identity.name})
         return pb.EnrolResponse(certificates=certificates)
 
@@ -48,13 +48,11 @@ class Enrolment(EnrolmentServiceServicer):
         now = caller()
         if now is None:
             await self._keeper.refuse(context, "certificate", "only who has a certificate can renew it")
-            raise AssertionError("refused")
         await _check_request(request.signing_request, context)
         try:
             certificates = await asyncio.to_thread(self._authority.renew, request.signing_request, now.facts)
         except CertificateError as error:
             await self._keeper.refuse(context, "revoked", str(error), client=now.facts.identity.name)
-            raise
         log.info("renewed the certificate of %s", now.facts.identity, extra={"client": now.facts.identity.name})
         return pb.RenewResponse(certificates=certificates)
 
@@ -82,7 +80,7 @@ async def enrolling(config: EnrolmentConfig, tls: Tls, server: Server) -> AsyncI
     try:
         address = f"{config.listen.rpartition(':')[0]}:{await _listen(other, config.listen, tls)}"
         if config.port_file is not None:
-            await asyncio.to_thread(write_address, config.port_file, address)
+            await asyncio.to_thread(write_atomic, config.port_file, address)
         log.info("devices enrol on %s", address)
         yield
     finally:
@@ -104,4 +102,3 @@ async def _check_request(pem: bytes, context: Any) -> None:
         key_of_request(pem, "the signing request")
     except CertificateError as error:
         await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error), "request")
-        raise

@@ -1,15 +1,16 @@
-"""Gauges that tell how things are now, set when somebody looks; what happens is counted where it happens."""
+"""Gauges of the current state, set at each scrape; events are counted where they happen."""
 
 from __future__ import annotations
 
 import asyncio
 
+from fedel.roles.run_state import RUNNING, STOPPING
 from fedel.telemetry import CoordinatorMetrics
 from fedel_coordinator.coordinator import Coordinator
-from fedel_coordinator.run import RUNNING, STOPPING, Run
+from fedel_coordinator.run import CoordinatorRun
 
 KEEP_SECONDS = 600.0
-"""A run that is over keeps its time series so long: enough for any scrape interval to see its end."""
+"""A run that is over keeps its time series this long, so that every scrape interval sees its end."""
 
 
 class Gauges:
@@ -18,10 +19,10 @@ class Gauges:
     def __init__(self, coordinator: Coordinator, metrics: CoordinatorMetrics) -> None:
         self._coordinator, self._metrics = coordinator, metrics
         self._ended: dict[str, float] = {}
-        """When a run was first seen to be over, on the event loop's clock; infinity once it is forgotten."""
+        """When a run was first seen to be over, on the loop's clock; infinity once its series are dropped."""
 
     def refresh(self) -> None:
-        self._metrics.sessions.set(self._coordinator.fleet.num_sessions)
+        self._metrics.sessions.set(self._coordinator.sessions.num_sessions)
         for run in self._coordinator.runs.values():
             if not run.ended:
                 self._show(run)
@@ -30,30 +31,30 @@ class Gauges:
                 self._ended[run.name] = asyncio.get_running_loop().time()
         self._forget()
 
-    def _show(self, run: Run) -> None:
-        metrics, now = self._metrics, run.round
-        metrics.run_active.labels(run.name).set(run.phase in (RUNNING, STOPPING))
-        metrics.round_number.labels(run.name).set(now.round_num if now else run.state.round_num)
-        metrics.round_started.labels(run.name).set(now.opened_at if now else 0)
-        if now is not None:
-            metrics.round_deadline.labels(run.name).set(now.plan.deadline_seconds)
-            metrics.budget.labels(run.name).set(now.plan.tasks[0].budget_seconds)
+    def _show(self, run: CoordinatorRun) -> None:
+        metrics, state, open_round = self._metrics, run.state, run.state.open
+        metrics.run_active.labels(run.name).set(state.phase in (RUNNING, STOPPING))
+        round_num = open_round.round_num if open_round else state.handover.round_num
+        metrics.round_number.labels(run.name).set(round_num)
+        metrics.round_started.labels(run.name).set(open_round.opened_at if open_round else 0)
+        if open_round is not None:
+            metrics.round_deadline.labels(run.name).set(open_round.plan.deadline_seconds)
+            metrics.budget.labels(run.name).set(open_round.plan.tasks[0].budget_seconds)
         self._show_clients(run)
 
-    def _show_clients(self, run: Run) -> None:
-        """Who is expected and was heard when. One that left, or whose run is over, is not missed."""
-        seen, clock = self._metrics.client_seen, run.tools.clock()
+    def _show_clients(self, run: CoordinatorRun) -> None:
+        """When each expected client was last heard; one that left, or whose run is over, is not missed."""
+        seen, clock = self._metrics.client_seen, self._coordinator.clock()
         if run.ended:
             seen.remove_by_labels({"run": run.name})
             return
-        for member in run.members:
-            client = member.row.client
+        for client, member in run.state.members.items():
             if not self._metrics.labelled(run.name, client):
                 continue
-            if member.row.has_left:
+            if member.has_left:
                 seen.remove_by_labels({"run": run.name, "client": client})
             else:
-                seen.labels(run.name, client).set(clock - run.tools.fleet.silent_for(client))
+                seen.labels(run.name, client).set(clock - self._coordinator.sessions.silent_for(client))
 
     def _forget(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -1,351 +1,377 @@
-"""One run: where it stands, and what it makes of the messages of its agents. ``rounds.py`` drives it."""
+"""Drives the round engine of one run: applies events one at a time, and carries the effects out."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
-
-from fedel.errors import ServiceError
+from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
-from fedel.roles.coordinator import Director, memory_of
+from fedel.records import RoundRecord, RunResult, run_result
+from fedel.roles import events as ev
+from fedel.roles.coordinator import RoundEngine
+from fedel.roles.run_state import FAILED, STOPPING, RunState
+from fedel.serialisation import from_json
 from fedel.telemetry import CoordinatorMetrics
-from fedel.types import Plan, Report, Task
 from fedel.v1 import coordinator_pb2 as pb
-from fedel.wire.codec import report_from_pb, task_to_pb
-from fedel_coordinator.fleet import Fleet, Session
-from fedel_coordinator.members import Members, objection, row_of
-from fedel_coordinator.news import News
-from fedel_coordinator.rundir import RunDirectory
-from fedel_coordinator.saved import plan_from_text, report_to_text, spec_from_text, state_from_text
-from fedel_coordinator.shards import Shards
-from fedel_coordinator.store import CLOSED, OPEN, SEALED, ReportRow, RoundRow, RunRow, Store
+from fedel.wire.retry import Backoff, retrying
+from fedel_coordinator import messages, persistence
+from fedel_coordinator.activity import Activity
+from fedel_coordinator.change_signal import ChangeSignal, wait_for_event
+from fedel_coordinator.errors import RunEnded
+from fedel_coordinator.run_directory import RunDirectory
+from fedel_coordinator.sessions import Device, Session, Sessions
+from fedel_coordinator.shards import OutageHandler, Shards, StoppedWaiting
+from fedel_coordinator.store import RunRow, Store, StoreUnavailable
 
 log = logging.getLogger(__name__)
+WAITS = "waits"
+"""Name of background tasks that wait for others; they may be cancelled."""
+HEAVY = (ev.Tick, ev.Committed)
+"""Events that may plan a round or make a record: decided in a thread, because other runs must not wait."""
 
-WAITING, RUNNING, PAUSED, STOPPING = "waiting", "running", "paused", "stopping"
-FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
-ENDED = (FINISHED, STOPPED, FAILED)
-PHASES = {
-    WAITING: pb.RUN_PHASE_WAITING,
-    RUNNING: pb.RUN_PHASE_RUNNING,
-    STOPPING: pb.RUN_PHASE_RUNNING,
-    PAUSED: pb.RUN_PHASE_PAUSED,
-    FINISHED: pb.RUN_PHASE_FINISHED,
-    STOPPED: pb.RUN_PHASE_STOPPED,
-    FAILED: pb.RUN_PHASE_FAILED,
-}
+
+def steady_clock() -> Callable[[], float]:
+    """Unix seconds that never jump: deadlines must not move when somebody sets the machine's clock."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
 
 
 @dataclass(frozen=True)
-class Tools:
+class RunServices:
     """What the runs of one coordinator share."""
 
     store: Store
-    fleet: Fleet
+    sessions: Sessions
     shards: Shards
     metrics: CoordinatorMetrics
-    clock: Callable[[], float] = time.time
-    """Unix seconds, for what is written down; how long things take is told by the event loop."""
+    clock: Callable[[], float]
+    """Unix seconds."""
     runs_dir: Path | None = None
 
     def directory(self, run: str) -> RunDirectory | None:
         return RunDirectory(self.runs_dir / run) if self.runs_dir else None
 
 
-@dataclass
-class OpenRound:
-    """The round under way."""
+class CoordinatorRun:
+    """One run of this process. ``state`` changes only in ``_apply``, under the lock."""
 
-    round_num: int
-    status: str
-    plan: Plan
-    opened_at: float
-    deadline: float
-    """On the event loop's clock, which starts anew with the process: an outage is not held against clients."""
-    sealed_at: float = 0.0
-    record: dict[str, Any] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
-    lost: dict[str, str] = field(default_factory=dict)
-    """Clients that will not deliver, and why."""
-
-    def __post_init__(self) -> None:
-        self.tasks: Mapping[str, Task] = {task.client: task for task in self.plan.tasks}
-
-
-@dataclass
-class Evaluation:
-    """A model that somebody is to evaluate."""
-
-    version: int
-    evaluator: str = ""
-    unfit: set[str] = field(default_factory=set)
-    result: pb.EvaluationDone | None = None
-
-
-class Run:
-    """The run's state; whatever changes it says so through ``news``."""
-
-    def __init__(self, row: RunRow, tools: Tools, members: Members) -> None:
+    def __init__(self, row: RunRow, services: RunServices, stored: persistence.StoredRun) -> None:
         self.row = row
         self.name = row.name
-        self.tools = tools
-        self.config = RunConfig.parse(json.loads(row.config_json), f"run '{row.name}'")
-        self.spec = spec_from_text(row.spec_json)
-        self.director = Director(self.config, self.spec)
-        self.state = state_from_text(row.state_json)
-        self.members = members
-        self.phase = row.phase
-        self.message = row.message
-        self.notice = ""
-        """What the run waits for at the moment, for people."""
-        self.best_accuracy = row.best_accuracy
-        self.last_record: dict[str, Any] = {}
-        self.round: OpenRound | None = None
-        self.evaluation: Evaluation | None = None
-        self.news = News()
-        self.counts: Counter[str] = Counter()
-        self.directory = tools.directory(row.name)
-        self._writing_phase = asyncio.Lock()
+        self.services = services
+        self.config = RunConfig.parse(from_config(row), f"run '{row.name}'")
+        self.spec = persistence.spec_from_json(row.spec_json)
+        self.engine = RoundEngine(self.config, self.spec)
+        self.state: RunState = stored.state
+        self.last_record: RoundRecord | None = stored.last_record
+        self.activities = {client: Activity() for client in self.state.members}
+        self.change = ChangeSignal()
+        self._notices = dict.fromkeys(("database", "aggregators", "engine"), "")
+        """What the run waits for at the moment, for people, by who says so; the first counts."""
+        self.directory = services.directory(row.name)
+        self.devices: dict[str, Device] = dict(stored.devices)
+        self._lock = asyncio.Lock()
+        self._wake_at: float | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        """Events being applied and calls to aggregators; they outlive the session or call that caused them."""
 
     @staticmethod
-    async def load(row: RunRow, tools: Tools) -> Run:
+    async def load(row: RunRow, services: RunServices) -> CoordinatorRun:
         """The run as the store knows it."""
-        rows = await asyncio.to_thread(tools.store.clients, row.name)
-        run = Run(row, tools, Members(tools.fleet, rows))
-        last = await asyncio.to_thread(tools.store.last_round, row.name)
-        if last is not None:
-            run.last_record = json.loads(last.record_json)
-        if last is not None and last.status != CLOSED:
-            if last.status in (OPEN, SEALED):
-                before = await asyncio.to_thread(tools.store.round, row.name, last.round_num - 1)
-                run.last_record = json.loads(before.record_json) if before else {}
-            plan = plan_from_text(last.plan_json, run.state.global_importance)
-            reports = await asyncio.to_thread(tools.store.reports, row.name, last.round_num)
-            run.begin(last, plan, {report.client for report in reports})
-        return run
+        late_counts = RunConfig.parse(from_config(row), f"run '{row.name}'").rounds.late == "next"
+        stored = await asyncio.to_thread(persistence.load, services.store, row, late_counts=late_counts)
+        return CoordinatorRun(row, services, stored)
+
+    @property
+    def notice(self) -> str:
+        return next((notice for notice in self._notices.values() if notice), "")
 
     @property
     def ended(self) -> bool:
-        return self.phase in ENDED
+        return self.state.ended
 
     @property
-    def about(self) -> dict[str, Any]:
-        """Fields of a log line."""
-        return {"run": self.name, "round": self.state.round_num}
+    def log_fields(self) -> dict[str, Any]:
+        return {"run": self.name, "round": self.state.handover.round_num}
 
-    def begin(self, row: RoundRow, plan: Plan, done: set[str]) -> OpenRound:
-        """Take up a round, new or kept in the store."""
-        deadline = asyncio.get_running_loop().time() + plan.deadline_seconds
-        self.round = OpenRound(
-            row.round_num,
-            row.status,
-            plan,
-            row.opened_at,
-            deadline,
-            row.sealed_at or 0.0,
-            json.loads(row.record_json),
-            done & {task.client for task in plan.tasks},
-        )
-        return self.round
+    # Driving
 
-    async def set_phase(self, phase: str, message: str = "") -> None:
-        self.phase, self.message = phase, message
-        async with self._writing_phase:
-            ended_at = self.tools.clock() if self.ended else None
-            await asyncio.to_thread(self.tools.store.set_phase, self.name, self.phase, self.message, ended_at)
-        self.news.notify()
+    async def drive(self) -> None:
+        """Take the run from where it is to its end."""
+        await self._surely(ev.Restarted())
+        while not self.ended:
+            change = self.change.next()
+            await self._report_silence()
+            await self._surely(ev.Tick())
+            if not self.ended:
+                await self._rest(change)
 
-    def write(self, how: Callable[[RunDirectory], None]) -> None:
-        """To the run's directory, if it has one. Trouble there stops nothing: the store has it all."""
-        if self.directory is not None:
-            try:
-                how(self.directory)
-            except OSError as error:
-                log.error("cannot write to %s: %s", self.directory.path, error, extra=self.about)
+    async def _rest(self, change: asyncio.Event) -> None:
+        wake_at = self._wake_at
+        timeout = None if wake_at is None else max(0.0, wake_at - self.services.clock())
+        await wait_for_event(change, timeout)
 
-    async def control(self, action: pb.RunAction.ValueType) -> None:
-        """Pause, resume or stop; what is so already stays so."""
-        if action == pb.RUN_ACTION_STOP and not self.ended:
-            await self.set_phase(STOPPING, "stops after the open round")
-        elif self.ended or self.phase == STOPPING:
-            if action != pb.RUN_ACTION_STOP:
-                raise ServiceError(f"run '{self.name}' is {self.phase}: create a new run to train on")
-        elif action == pb.RUN_ACTION_PAUSE:
-            await self.set_phase(PAUSED)
-        elif action == pb.RUN_ACTION_RESUME and self.phase == PAUSED:
-            begun = self.round is not None or self.state.round_num > 0
-            await self.set_phase(RUNNING if begun else WAITING)
+    async def _report_silence(self) -> None:
+        present = self.services.sessions.present
+        for member in list(self.state.members.values()):
+            if member.silent == present(member.client):
+                event = ev.Found(member.client) if member.silent else ev.Lost(member.client)
+                await self._surely(event)
 
-    async def joined(self, session: Session, join: pb.Join) -> None:
-        """An agent is ready, for the first time or again; what it missed is sent to it."""
+    async def stop(self) -> None:
+        """Finish what is being written. What waits for others is cut off and done again after a restart."""
+        for task in self._background:
+            if task.get_name() == WAITS:
+                task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # Events
+
+    async def apply(self, event: ev.Event) -> None:
+        """Apply an event to its end, even if the caller is cancelled. ``StoreUnavailable``: nothing changed."""
+        await asyncio.shield(self._start(self._apply(event), "event"))
+
+    def post(self, event: ev.Event) -> None:
+        """Apply an event later, in order."""
+        self._start(self._surely(event), WAITS)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def _surely(self, event: ev.Event) -> None:
+        """Apply an event of our own; while the database is away, again and again."""
+
+        def on_failure(error: Exception, failures: int) -> None:
+            if failures == 1:
+                log.warning("%s; trying again", error, extra=self.log_fields)
+            self._show("database", "the database does not answer; trying again until it does")
+
+        try:
+            await retrying(
+                lambda: self.apply(event),
+                retried=lambda error: isinstance(error, StoreUnavailable),
+                on_failure=on_failure,
+                backoff=Backoff(5.0),
+            )
+        except FedelError as error:
+            await self._surely(ev.Broken(str(error)))
+        except Exception as error:
+            log.exception("round failed", extra=self.log_fields)
+            reason = f"round {self.state.handover.round_num}: {type(error).__name__}: {error}; see the log"
+            await self._surely(ev.Broken(reason))
+
+    async def _apply(self, event: ev.Event) -> None:
+        async with self._lock:
+            before, now = self.state, self.services.clock()
+            if isinstance(event, HEAVY):
+                state, effects = await asyncio.to_thread(self.engine.apply, before, event, now)
+            else:
+                state, effects = self.engine.apply(before, event, now)
+            for effect in effects:
+                if isinstance(effect, ev.Persist):
+                    device = self.devices.get(effect.client, Device())
+                    save = (self.services.store, self.name, effect, state, device, now)
+                    await asyncio.to_thread(persistence.save, *save)
+            self.state = state
+            self._show("database", "")
+            if before.open is None and state.open is not None:
+                for activity in self.activities.values():
+                    activity.phase = "idle"
+            for effect in effects:
+                await self._carry_out(effect)
+        if state is not before:
+            self.change.notify()
+
+    async def control(self, action: str) -> None:
+        """Pause, resume or stop; stopping what has ended already is no error."""
+        if self.ended and action != "stop":
+            raise RunEnded(f"run '{self.name}' is {self.state.phase}: create a new run to train on")
+        try:
+            await self.apply(ev.Controlled(action))
+        except ServiceError as error:
+            raise RunEnded(f"run '{self.name}': {error}") from None
+
+    async def receive(self, session: Session, message: messages.Message) -> None:
+        """A message of an agent about this run."""
+        client, fields = session.client, self.log_fields | {"client": session.client}
+        if isinstance(message, pb.Join):
+            return await self._join(session, message)
+        if isinstance(message, pb.TaskProgress):
+            if self.state.open is not None and message.round_num == self.state.open.round_num:
+                self._activity(client).progressed(message)
+                self.change.notify()
+            return None
+        if isinstance(message, pb.TaskFailed):
+            self.services.metrics.tasks_failed.labels(self.name).inc()
+            log.warning("%s failed: %s", client, message.message, extra=fields)
+        event = messages.event_of(client, session.device, message)
+        assert event is not None
+        await self.apply(event)
+        if isinstance(event, ev.Done):
+            task = self.state.open.tasks.get(client) if self.state.open else None
+            self._activity(client).done(event.result, task)
+            self.change.notify()
+        return None
+
+    async def _join(self, session: Session, join: pb.Join) -> None:
+        client, fields = session.client, self.log_fields | {"client": session.client}
         if self.ended:
-            session.push(self.farewell())
-            return
-        if reason := objection(join, self.spec):
-            self.counts["refused:join"] += 1
-            self.tools.metrics.refused.labels("join").inc()
-            log.warning("refused %s: %s", session.client, reason, extra=self.about | {"client": session.client})
-            session.push(pb.SessionResponse(refused=pb.JoinRefused(run=self.name, reason=reason)))
-            return
-        row = row_of(self.name, session.client, session.device, join, self.tools.clock())
-        await asyncio.to_thread(self.tools.store.put_client, row)
-        self.members.put(row)
-        log.info("%s joined", session.client, extra=self.about | {"client": session.client})
+            return session.push(messages.ended_message(self.name, self.state.phase))
+        if reason := messages.objection(join, self.spec):
+            self.services.metrics.refused.labels("join").inc()
+            log.warning("refused %s: %s", client, reason, extra=fields)
+            return session.push(messages.refusal_message(self.name, reason))
+        self.devices[client] = session.device
         session.joined.add(self.name)
-        if self.round is not None and session.client in self.round.tasks:
-            self.round.lost.pop(session.client, None)
-            self.send_task(session.client)
-        self.news.notify()
+        event = messages.event_of(client, session.device, join)
+        assert event is not None
+        try:
+            await self.apply(event)
+        except StoreUnavailable:
+            session.joined.discard(self.name)
+            raise
+        self._activity(client)
+        log.info("%s joined", client, extra=fields)
+        return None
 
     async def left(self, client: str) -> None:
-        """An agent said goodbye: nobody waits for it."""
-        if self.members.get(client) is None:
-            return
-        self.members.leave(client)
-        self._lose(client, "it left")
-        await asyncio.to_thread(self.tools.store.set_left, self.name, client, self.tools.clock())
+        await self.apply(ev.Left(client))
+        self._activity(client).phase = "idle"
 
-    def disconnected(self, client: str) -> None:
-        """A stream ended, one way or another."""
-        if self.evaluation is not None and self.evaluation.evaluator == client:
-            self.evaluation.evaluator = ""
-        self.news.notify()
+    def _activity(self, client: str) -> Activity:
+        return self.activities.setdefault(client, Activity())
 
-    def answered(self, client: str, answer: pb.TaskAnswer) -> None:
-        if not answer.accepted and self.round is not None and answer.round_num == self.round.round_num:
-            self._lose(client, f"it declined: {answer.reason}")
+    # Effects
 
-    def progressed(self, client: str, progress: pb.TaskProgress) -> None:
-        member = self.members.get(client)
-        if member is None or self.round is None or progress.round_num != self.round.round_num:
-            return
-        member.phase = progress.phase
-        if progress.window.front_block:
-            member.window.CopyFrom(progress.window)
-        self.news.notify()
+    async def _carry_out(self, effect: ev.Effect) -> None:
+        push = self.services.sessions.push
+        match effect:
+            case ev.SendTask():
+                push(effect.task.client, self.name, messages.task_message(self.name, self.spec, effect))
+            case ev.SendClosed(client):
+                push(client, self.name, messages.closed_message(self.name, effect))
+            case ev.Ignore(client, reason):
+                self.services.metrics.refused.labels("done").inc()
+                log.warning("ignored %s", reason, extra=self.log_fields | {"client": client})
+            case ev.Evaluate(client):
+                push(client, self.name, messages.evaluation_message(self.name, effect))
+            case ev.Seal(round_num):
+                self._start(self._call(self._seal(round_num)), WAITS)
+            case ev.Commit(round_num, clients):
+                self._start(self._call(self._commit(round_num, clients)), WAITS)
+            case ev.Keep():
+                self._start(self._call(self._keep(effect)), WAITS)
+            case ev.Close(record):
+                await self._close(record)
+            case ev.End(phase, message):
+                await self._end(phase, message)
+            case ev.Wait(until, why):
+                self._wake_at = until
+                if why and self.state.open is not None and why != self._notices["engine"]:
+                    log.warning("round %d: %s", self.state.open.round_num, why, extra=self.log_fields)
+                self._show("engine", why)
+            case ev.Persist():
+                pass  # done before everything else
 
-    async def finished(self, session: Session, done: pb.TaskDone) -> None:
-        """A task is done. The aggregators say which updates count; this tells when to ask them."""
-        client, report = session.client, report_from_pb(done.report)
-        newest = self.round.round_num if self.round else self.state.round_num - 1
-        if report.client != client or not 0 <= report.round_num <= newest:
-            self.counts["refused:done"] += 1
-            self.tools.metrics.refused.labels("done").inc()
-            log.warning(
-                "ignored a task of %s, round %d", report.client, report.round_num, extra={"client": client}
-            )
-            return
-        await asyncio.to_thread(self.tools.store.put_report, _report_row(self.name, report, done))
-        if member := self.members.get(client):
-            task = self.round.tasks.get(client) if self.round else None
-            member.phase = "done"
-            member.window.CopyFrom(done.report.window)
-            member.train_seconds = report.train_seconds
-            member.budget_seconds = task.budget_seconds * max(1, report.num_steps) if task else 0.0
-            member.bytes_up, member.bytes_down = done.bytes_up, done.bytes_down
-        if report.round_num < self.state.round_num:
-            session.push(self.closed_message(report.round_num, client))
-        if self.round is not None and self.round.status == OPEN and self._counts_now(report):
-            self.round.done.add(client)
-            self.round.lost.pop(client, None)
-        self.news.notify()
+    async def _call(self, work: Coroutine[Any, Any, ev.Event]) -> None:
+        """A call to the aggregators, whose answer is an event."""
+        try:
+            event = await work
+        except StoppedWaiting:
+            event = ev.Interrupted()
+        except ServiceError as error:
+            event = ev.Broken(str(error))
+        await self._surely(event)
 
-    def failed(self, client: str, failure: pb.TaskFailed) -> None:
-        self.counts["failed"] += 1
-        self.tools.metrics.tasks_failed.labels(self.name).inc()
-        log.warning("%s failed: %s", client, failure.message, extra=self.about | {"client": client})
-        if failure.round_num >= 0:
-            if self.round is not None and failure.round_num == self.round.round_num:
-                self._lose(client, failure.message)
-        elif self.evaluation is not None and self.evaluation.evaluator == client:
-            self.evaluation.unfit.add(client)
-            self.evaluation.evaluator = ""
-            self.news.notify()
-        else:
-            self.members.leave(client)
-            self._lose(client, failure.message)
+    async def _seal(self, round_num: int) -> ev.Event:
+        reports = await self.services.shards.seal(self.name, round_num, self._outages())
+        return ev.Sealed(round_num, tuple(reports))
 
-    def evaluated(self, done: pb.EvaluationDone) -> None:
-        if self.evaluation is not None and done.model_version == self.evaluation.version:
-            self.evaluation.result = done
-            self.news.notify()
+    async def _commit(self, round_num: int, clients: tuple[str, ...]) -> ev.Event:
+        return await self.services.shards.commit(self.name, round_num, clients, self._outages())
 
-    def send_task(self, client: str) -> None:
-        """The client's task of the open round, unless it is done."""
-        now = self.round
-        if now is None or now.status != OPEN or client in now.done:
-            return
-        last = self.state.reports.get(client)
-        task = task_to_pb(
-            now.tasks[client],
-            self.name,
-            self.spec,
-            model_version=now.round_num,
-            accepted_round=last.round_num if last else -1,
-            memory=memory_of(last),
-            deadline_seconds=max(0.0, now.deadline - asyncio.get_running_loop().time()),
+    async def _keep(self, effect: ev.Keep) -> ev.Event:
+        await self.services.shards.keep(self.name, effect.version, "best", self._outages())
+        return ev.Kept(effect.version, effect.score)
+
+    def _outages(self) -> OutageHandler:
+        def show(notice: str) -> None:
+            if notice and notice != self._notices["aggregators"]:
+                log.warning("%s", notice, extra=self.log_fields)
+            self._show("aggregators", notice)
+
+        return OutageHandler(show, lambda: self.state.phase == STOPPING)
+
+    def _show(self, source: str, notice: str) -> None:
+        if notice != self._notices[source]:
+            self._notices[source] = notice
+            self.change.notify()
+
+    async def _close(self, record: RoundRecord) -> None:
+        self.last_record = record
+        metrics = self.services.metrics
+        metrics.observe_round(self.name, record, self.spec.num_bytes)
+        if record.accuracy is not None and record.test_loss is not None:
+            metrics.observe_evaluation(self.name, record.accuracy, record.test_loss)
+        await self.write(lambda directory: directory.append(record.to_json()))
+        log.info("%s", _line(record), extra={"run": self.name, "round": record.round})
+
+    async def _end(self, phase: str, message: str) -> None:
+        """Write the result, and tell every client."""
+        level = logging.ERROR if phase == FAILED else logging.INFO
+        log.log(level, "run '%s' %s. %s", self.name, phase, message, extra=self.log_fields)
+        self._notices = dict.fromkeys(self._notices, "")
+        for client in self.state.members:
+            self.services.sessions.push(client, self.name, messages.ended_message(self.name, phase))
+        await self.write_result()
+
+    async def write_result(self) -> None:
+        await self.write(lambda directory: directory.finish(self._result()))
+
+    async def write(self, how: Callable[[RunDirectory], None]) -> None:
+        """To the run's directory, if it has one. Trouble there stops nothing: the store has everything."""
+        if self.directory is not None:
+            try:
+                await asyncio.to_thread(how, self.directory)
+            except OSError as error:
+                log.error("cannot write to %s: %s", self.directory.path, error, extra=self.log_fields)
+
+    def _result(self) -> RunResult:
+        store, planner = self.services.store, self.engine.planner
+        row = store.run(self.name) or self.row
+        return run_result(
+            name=self.name,
+            phase=row.phase,
+            message=row.message,
+            strategy=planner.strategy.name,
+            seed=self.config.seed,
+            scope=planner.scope,
+            weights=[tensor.name for tensor in self.spec.weights],
+            records=[RoundRecord.from_json(text) for text in store.records(self.name)],
+            wall_seconds=(row.ended_at or row.created_at) - row.created_at,
+            model_version=row.model_version,
         )
-        self.tools.fleet.push(client, self.name, pb.SessionResponse(task=task))
-
-    def closed_message(self, round_num: int, client: str) -> pb.SessionResponse:
-        last = self.state.reports.get(client)
-        counted = last is not None and last.round_num == round_num
-        closed = pb.RoundClosed(
-            run=self.name, round_num=round_num, model_version=round_num + 1, counted=counted
-        )
-        return pb.SessionResponse(closed=closed)
-
-    def farewell(self) -> pb.SessionResponse:
-        return pb.SessionResponse(ended=pb.RunEnded(run=self.name, phase=PHASES[self.phase]))
-
-    def _counts_now(self, report: Report) -> bool:
-        """Whether the report's update is for the open round, or was late and goes into it."""
-        assert self.round is not None
-        if report.round_num == self.round.round_num:
-            return report.client in self.round.tasks
-        last = self.state.reports.get(report.client)
-        in_time = last is not None and last.round_num >= report.round_num
-        return (
-            self.config.rounds.late == "next"
-            and report.round_num == self.round.round_num - 1
-            and report.client in self.round.tasks
-            and not in_time
-        )
-
-    def _lose(self, client: str, why: str) -> None:
-        """Do not wait for the client in the open round."""
-        now = self.round
-        if now is not None and now.status == OPEN and client in now.tasks and client not in now.done:
-            now.lost[client] = why
-        self.news.notify()
 
 
-def _report_row(run: str, report: Report, done: pb.TaskDone) -> ReportRow:
-    phases = done.phases
-    device = json_format.MessageToDict(done.device, preserving_proto_field_name=True)
-    return ReportRow(
-        run=run,
-        round_num=report.round_num,
-        client=report.client,
-        report_json=report_to_text(report),
-        phases_json=json.dumps(
-            {
-                "download": phases.download,
-                "train": phases.train,
-                "upload": phases.upload,
-                "wait": phases.wait,
-            }
-        ),
-        device_json=json.dumps(device),
-        bytes_up=done.bytes_up,
-        bytes_down=done.bytes_down,
+def from_config(row: RunRow) -> dict[str, Any]:
+    """The run's job as a table."""
+    table: dict[str, Any] = from_json(dict[str, Any], row.config_json, f"configuration of run '{row.name}'")
+    return table
+
+
+def _line(record: RoundRecord) -> str:
+    loss = "-" if record.loss is None else f"{record.loss:.4f}"
+    tested = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"
+    return (
+        f"round {record.round}: {record.num_updates} of {record.num_tasks} updates,"
+        f" {record.latency_seconds:.2f} s, loss {loss}{tested}"
     )

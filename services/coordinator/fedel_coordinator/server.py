@@ -1,4 +1,4 @@
-"""A coordinator that listens: its runs taken up, its health told."""
+"""A coordinator that listens: loads its runs, serves gRPC and the page, says when it is ready."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fedel_services.http import new_registry
-from fedel_services.runtime import Server, write_address
+from fedel_services.runtime import Server
 
+from fedel.files import write_atomic
 from fedel.telemetry import CoordinatorMetrics
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.enrolment import enrolling
+from fedel_coordinator.errors import STATUSES
 from fedel_coordinator.servicer import CoordinatorServicer
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.sql import SqlStore
 from fedel_coordinator.store import Store
-from fedel_coordinator.web.page import showing
+from fedel_coordinator.web.page import serve_page
 
 log = logging.getLogger(__name__)
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
@@ -32,14 +34,14 @@ async def serving(
     config: CoordinatorConfig,
     store: Store | None = None,
     shards: Shards | None = None,
-    now: Callable[[], float] = time.monotonic,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[tuple[str, Coordinator]]:
     """A server that is ready, with its address; on leaving it stops, and its runs go on at the next start."""
     kept: Store = await asyncio.to_thread(SqlStore, config.database_url) if store is None else store
     shards = shards or Shards(config.aggregators, config.tls)
     registry = new_registry("coordinator")
-    coordinator = Coordinator(config, kept, shards, now=now, metrics=CoordinatorMetrics(registry))
-    server = Server([SERVICE], config.tls, registry)
+    coordinator = Coordinator(config, kept, shards, monotonic, CoordinatorMetrics(registry))
+    server = Server([SERVICE], config.tls, registry, STATUSES)
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
     try:
         await coordinator.start()
@@ -48,9 +50,9 @@ async def serving(
             await server.set_ready(True)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
             if config.port_file is not None:
-                await asyncio.to_thread(write_address, config.port_file, address)
+                await asyncio.to_thread(write_atomic, config.port_file, address)
             log.info("coordinator listens on %s", address)
-            async with showing(coordinator, registry):
+            async with serve_page(coordinator, registry):
                 yield address, coordinator
     finally:
         await coordinator.stop()

@@ -1,4 +1,4 @@
-"""The coordinator's calls to the aggregators: to all shards at once, again and again until they answer."""
+"""The coordinator's calls to the aggregators: to all shards at once, repeated until they answer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import grpc
 from grpc import aio
 
 from fedel.errors import ServiceError
+from fedel.roles.events import Committed
 from fedel.security.tls import Tls
 from fedel.types import Report
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
-from fedel.wire.channel import RETRIED, Dialer, backoff_seconds
+from fedel.wire.channel import Dialer
 from fedel.wire.codec import report_from_pb
+from fedel.wire.retry import Backoff, retrying
 
 if TYPE_CHECKING:
     from fedel.v1.aggregator_pb2_grpc import AggregatorServiceAsyncStub
@@ -26,31 +28,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 LONGEST_WAIT_SECONDS = 5.0
-"""Between two tries; a run must not stand still long after its aggregator is back."""
+"""Between two tries: a run must go on soon after its aggregator is back."""
 
 
-class Interrupted(Exception):
-    """Somebody stopped the run while an aggregator could not be reached."""
+class StoppedWaiting(Exception):
+    """The run was stopped while an aggregator could not be reached."""
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Whom a call tells that an aggregator does not answer, and who may make it give up."""
+class OutageHandler:
+    """What a call does while an aggregator does not answer."""
 
-    tell: Callable[[str], None]
+    show: Callable[[str], None]
+    """Receives what to show to people; an empty text when the outage is over."""
     give_up: Callable[[], bool]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """What all shards together made of a round."""
-
-    version: int
-    global_importance: dict[str, float]
-    num_clients: dict[str, int]
-    fold_seconds: float
-    """Of the slowest shard, like the next."""
-    commit_seconds: float
+    """Whether to stop trying."""
 
 
 class Shards:
@@ -66,12 +58,12 @@ class Shards:
         await self._dialer.close()
 
     def _stub(self, shard: int) -> AggregatorServiceAsyncStub:
-        """Asked for at every call: the coordinator's certificate may have been renewed."""
+        """Made for every call: the coordinator's certificate may have been renewed."""
         return AggregatorServiceStub(self._dialer.channel(self.addresses[shard]))
 
     async def newest_version(self, run: str, shard: int) -> int:
-        """Version of a shard's newest model, asked once; ``AioRpcError`` as it comes."""
-        # Nothing has changed since the version itself, so that a fresh model is answered without payload.
+        """Version of a shard's newest model; one try, ``AioRpcError`` if it fails."""
+        # Nothing has changed since version 0 itself, so for a fresh model the answer has no payload.
         call = self._stub(shard).GetModel(pb.GetModelRequest(run=run, version=-1, have_version=0))
         try:
             answer = await call.read()
@@ -81,24 +73,27 @@ class Shards:
             raise ServiceError(f"aggregator {self.addresses[shard]}: it ended GetModel without an answer")
         return answer.content.version
 
-    async def seal(self, run: str, round_num: int, trouble: Trouble) -> list[Report]:
+    async def seal(self, run: str, round_num: int, outages: OutageHandler) -> list[Report]:
         """Reports of the clients whose update every shard has, by client."""
         request = pb.SealRoundRequest(run=run, round_num=round_num)
-        answers = await self._all(lambda i: self._stub(i).SealRound(request), trouble)
+        answers = await self._all(lambda i: self._stub(i).SealRound(request), outages)
         holders = [{report.client for report in answer.reports} for answer in answers]
         everywhere = reduce(set.intersection, holders)
         reports = [report_from_pb(report) for report in answers[0].reports if report.client in everywhere]
         return sorted(reports, key=lambda report: report.client)
 
-    async def commit(self, run: str, round_num: int, clients: Sequence[str], trouble: Trouble) -> Committed:
+    async def commit(
+        self, run: str, round_num: int, clients: Sequence[str], outages: OutageHandler
+    ) -> Committed:
         request = pb.CommitRoundRequest(run=run, round_num=round_num, clients=clients)
-        answers = await self._all(lambda i: self._stub(i).CommitRound(request), trouble)
+        answers = await self._all(lambda i: self._stub(i).CommitRound(request), outages)
         importance: dict[str, float] = {}
         num_clients: dict[str, int] = {}
         for answer in answers:
             importance.update(zip(answer.tensors, answer.global_importance, strict=True))
             num_clients.update(zip(answer.tensors, answer.num_clients, strict=True))
         return Committed(
+            round_num=round_num,
             version=answers[0].version,
             global_importance=importance,
             num_clients=num_clients,
@@ -106,38 +101,35 @@ class Shards:
             commit_seconds=max(answer.commit_seconds for answer in answers),
         )
 
-    async def keep(self, run: str, version: int, label: str, trouble: Trouble) -> None:
+    async def keep(self, run: str, version: int, label: str, outages: OutageHandler) -> None:
         request = pb.KeepVersionRequest(run=run, version=version, label=label)
-        await self._all(lambda i: self._stub(i).KeepVersion(request), trouble)
+        await self._all(lambda i: self._stub(i).KeepVersion(request), outages)
 
-    async def _all(self, call: Callable[[int], Awaitable[T]], trouble: Trouble) -> list[T]:
-        """Every shard's answer. All calls may be repeated: the aggregator gives the same answer again."""
-        tries = [asyncio.create_task(self._insist(call, i, trouble)) for i in range(len(self.addresses))]
+    async def _all(self, call: Callable[[int], Awaitable[T]], outages: OutageHandler) -> list[T]:
+        """Every shard's answer. Every call may be repeated: the aggregator gives the same answer again."""
+        tries = [asyncio.create_task(self._answer(call, i, outages)) for i in range(len(self.addresses))]
         try:
             return list(await asyncio.gather(*tries))
         finally:
             for attempt in tries:
                 attempt.cancel()
 
-    async def _insist(self, call: Callable[[int], Awaitable[T]], shard: int, trouble: Trouble) -> T:
-        address, attempt = self.addresses[shard], 0
-        while True:
-            try:
-                answer = await call(shard)
-            except aio.AioRpcError as error:
-                if error.code() not in RETRIED:
-                    raise ServiceError(_refusal(address, error)) from error
-                if trouble.give_up():
-                    raise Interrupted from None
-                if attempt == 0:
-                    log.warning("aggregator %s does not answer (%s); trying on", address, error.details())
-                    trouble.tell(f"aggregator {address} does not answer; trying again until it does")
-                await asyncio.sleep(backoff_seconds(attempt, LONGEST_WAIT_SECONDS))
-                attempt += 1
-            else:
-                if attempt:
-                    trouble.tell("")
-                return answer
+    async def _answer(self, call: Callable[[int], Awaitable[T]], shard: int, outages: OutageHandler) -> T:
+        address = self.addresses[shard]
+
+        def on_failure(_error: Exception, _failures: int) -> None:
+            if outages.give_up():
+                raise StoppedWaiting from None
+            outages.show(f"aggregator {address} does not answer; trying again until it does")
+
+        backoff = Backoff(LONGEST_WAIT_SECONDS)
+        try:
+            answer = await retrying(lambda: call(shard), on_failure=on_failure, backoff=backoff)
+        except aio.AioRpcError as error:
+            raise ServiceError(_refusal(address, error)) from error
+        if backoff.failures:
+            outages.show("")
+        return answer
 
 
 def _refusal(address: str, error: aio.AioRpcError) -> str:

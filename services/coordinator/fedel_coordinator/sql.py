@@ -14,11 +14,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import StaticPool
 
 from fedel.errors import ServiceError
+from fedel.roles.run_state import CLOSED, COMMITTED, SEALED
 from fedel_coordinator.migrations import migrate
 from fedel_coordinator.store import (
-    CLOSED,
-    COMMITTED,
-    SEALED,
     ClientRow,
     ReportRow,
     RoundRow,

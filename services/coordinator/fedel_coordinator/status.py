@@ -1,69 +1,47 @@
-"""How runs stand, for people who watch them."""
+"""A shown run as protobuf, for ``fedel status`` and those who follow a run over gRPC."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
-from fedel_coordinator.members import Member
-from fedel_coordinator.run import PHASES, Run
-from fedel_coordinator.store import COMMITTED, OPEN, SEALED, RunRow
-
-ROUND_PHASES = {OPEN: "train", SEALED: "fold", COMMITTED: "evaluate"}
+from fedel_coordinator.messages import PHASES
+from fedel_coordinator.run_view import ClientView, RunView
 
 
-def live(run: Run) -> pb.RunStatus:
-    """Of a run that this process drives."""
-    now = run.round
-    budgets = [task.budget_seconds for task in now.plan.tasks] if now else []
+def run_status(view: RunView, clients: Iterable[ClientView], now: float) -> pb.RunStatus:
+    open_round = view.open_round
     return pb.RunStatus(
-        run=run.name,
-        config_json=run.row.config_json,
-        phase=PHASES[run.phase],
-        message=run.notice or run.message,
-        round_num=now.round_num if now else run.state.round_num,
-        num_rounds=run.config.rounds.num_rounds,
-        budget_seconds=budgets[0] if budgets else run.last_record.get("budget_seconds", 0.0),
-        round_phase=ROUND_PHASES[now.status] if now else "waiting",
-        round_seconds=max(0.0, run.tools.clock() - now.opened_at) if now else 0.0,
-        model_version=run.state.round_num,
-        clients=[_client(run, member) for member in run.members],
-        created_at=run.row.created_at,
+        run=view.run,
+        config_json=view.config_json,
+        phase=PHASES[view.phase],
+        message=view.message,
+        round_num=open_round.round_num if open_round else view.rounds_closed,
+        num_rounds=view.num_rounds,
+        budget_seconds=view.budget_seconds,
+        round_phase=open_round.phase if open_round else "waiting",
+        round_seconds=max(0.0, now - open_round.opened_at) if open_round else 0.0,
+        model_version=view.rounds_closed,
+        clients=[_client_status(client) for client in clients],
+        created_at=view.created_at,
     )
 
 
-def stored(row: RunRow) -> pb.RunStatus:
-    """Of a run that ended before this process began."""
-    return pb.RunStatus(
-        run=row.name,
-        config_json=row.config_json,
-        phase=PHASES[row.phase],
-        message=row.message,
-        round_num=row.model_version,
-        num_rounds=json.loads(row.config_json)["rounds"]["num_rounds"],
-        model_version=row.model_version,
-        created_at=row.created_at,
-    )
-
-
-def _client(run: Run, member: Member) -> pb.ClientStatus:
-    client, window = member.row.client, member.window
+def _client_status(client: ClientView) -> pb.ClientStatus:
+    end, front = client.window or (0, 0)
     return pb.ClientStatus(
-        client=client,
-        device_type=member.row.device_type,
-        connected=run.tools.fleet.ready(client, run.name),
-        silent_seconds=run.tools.fleet.silent_for(client),
-        phase=member.phase,
-        # Without the names of its tensors: they stand in the round's record, and a fleet has many.
+        client=client.client,
+        device_type=client.device_type,
+        connected=client.connected,
+        silent_seconds=client.silent_seconds,
+        phase=client.phase,
+        # Without the names of its tensors: they are in the round's record, and a fleet has many.
         window=task_pb2.WindowState(
-            end_block=window.end_block,
-            front_block=window.front_block,
-            resets=window.resets,
-            rounds_held=window.rounds_held,
+            end_block=end, front_block=front, resets=client.resets, rounds_held=client.rounds_held
         ),
-        train_seconds=member.train_seconds,
-        budget_seconds=member.budget_seconds,
-        bytes_up=member.bytes_up,
-        bytes_down=member.bytes_down,
+        train_seconds=client.train_seconds or 0.0,
+        budget_seconds=client.budget_seconds or 0.0,
+        bytes_up=client.bytes_up,
+        bytes_down=client.bytes_down,
     )

@@ -1,4 +1,4 @@
-"""What the coordinator remembers: runs, clients, rounds and reports, behind a port.
+"""What the coordinator keeps: runs, clients, rounds and reports, behind a port.
 
 Every method is one transaction and blocks: the service calls them in threads.
 """
@@ -10,13 +10,9 @@ from typing import Protocol
 
 from fedel.errors import ServiceError
 
-OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
-"""A round takes these states one after the other: tasks are out; no update is taken any more; the next model
-is made; the model is evaluated."""
-
 
 class StoreUnavailable(ServiceError):
-    """The database does not answer now; what was asked may be asked again."""
+    """The database does not answer now; the call may be repeated."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class RunRow:
     message: str = ""
     ended_at: float | None = None
     state_json: str = "{}"
-    """The ``RunState`` that the open round, or the next one, starts from."""
+    """The ``Handover`` that the open round, or the next one, starts from."""
     model_version: int = 0
     best_version: int = -1
     best_accuracy: float | None = None
@@ -65,7 +61,7 @@ class RoundRow:
 
 @dataclass(frozen=True)
 class ReportRow:
-    """A finished task, as its client told it."""
+    """A finished task, as its client reported it."""
 
     run: str
     round_num: int

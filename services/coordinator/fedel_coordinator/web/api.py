@@ -1,4 +1,4 @@
-"""The coordinator's JSON: runs, rounds, a stream of changes, and three verbs for whoever has the token."""
+"""The coordinator's JSON: runs, rounds, a stream of changes, and three verbs for those who have the token."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from aiohttp import web
 from fedel_services.http import FOLLOWERS, Problem
 
 from fedel.errors import ServiceError
-from fedel.v1 import coordinator_pb2 as pb
-from fedel_coordinator.run import Run
+from fedel.serialisation import to_json
 from fedel_coordinator.web import views
 from fedel_coordinator.web.events import Events
-from fedel_coordinator.web.follow import Follower, to_text
+from fedel_coordinator.web.follow import Follower
 from fedel_coordinator.web.reader import Reader
 from fedel_coordinator.web.rounds import MAX_ROUNDS
 
-ACTIONS = {"pause": pb.RUN_ACTION_PAUSE, "resume": pb.RUN_ACTION_RESUME, "stop": pb.RUN_ACTION_STOP}
 MAX_FOLLOWERS = 100
-"""Who only watches must not slow down those who train."""
+"""Watching must not slow down training."""
 COMPRESS_BYTES = 16 * 1024
-"""Answers that are longer travel compressed, where the asker takes that."""
+"""Longer answers are compressed, if the client accepts that."""
 
 
 class Api:
@@ -39,54 +37,53 @@ class Api:
         app.router.add_post("/api/runs/{run}/{action:pause|resume|stop}", self.control)
 
     async def runs(self, _request: web.Request) -> web.Response:
-        found = [views.summary(known) for known in await self._reader.all()]
+        found = [views.summary(run.view()) for run in await self._reader.all()]
         return _json({"runs": found, "can_control": bool(self._token), "now": self._reader.now()})
 
     async def run(self, request: web.Request) -> web.Response:
-        known = await self._reader.find(request.match_info["run"])
-        clients = await self._reader.clients(known)
-        return _json(self._reader.head(known) | views.setting(known) | {"clients": list(clients.values())})
+        run = await self._reader.find(request.match_info["run"])
+        clients = await self._reader.clients(run)
+        return _json(
+            self._reader.head(run) | views.setting(run.view(), run.spec) | {"clients": list(clients.values())}
+        )
 
     async def rounds(self, request: web.Request) -> web.Response:
-        known = await self._reader.find(request.match_info["run"])
+        run = await self._reader.find(request.match_info["run"])
         since = _number(request, "since", 0)
         limit = min(MAX_ROUNDS, max(1, _number(request, "limit", MAX_ROUNDS)))
         if client := request.query.get("client", ""):
-            found = await self._reader.rounds.of_client(known, client, since, limit)
+            found = await self._reader.rounds.of_client(run, client, since, limit)
         elif request.query.get("full") == "1":
-            found = await self._reader.rounds.full(known, since, limit)
+            found = await self._reader.rounds.full(run, since, limit)
         else:
-            found = await self._reader.rounds.brief(known, since, limit)
+            found = await self._reader.rounds.brief(run, since, limit)
         return _json({"rounds": found, "next": found[-1]["round"] + 1 if found else since})
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
-        known = await self._reader.find(request.match_info["run"])
+        run = await self._reader.find(request.match_info["run"])
         since = _number(request, "since", 0, request.headers.get("Last-Event-ID", ""))
         if len(request.app[FOLLOWERS]) >= MAX_FOLLOWERS:
-            raise Problem(503, f"{MAX_FOLLOWERS} others follow already: close a page, or ask /api/runs/NAME")
+            raise Problem(503, f"{MAX_FOLLOWERS} pages follow already: close one, or read /api/runs/NAME")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         await response.prepare(request)
         task = asyncio.current_task()
         request.app[FOLLOWERS].add(task)
         try:
-            await Follower(self._reader, self._events, response, since).follow(known)
+            await Follower(self._reader, self._events, response, since).follow(run)
         except ConnectionError:
-            pass  # whoever listened has gone
+            pass  # the listener has gone
         finally:
             request.app[FOLLOWERS].discard(task)
         return response
 
     async def control(self, request: web.Request) -> web.Response:
         self._check_token(request)
-        known, action = await self._reader.find(request.match_info["run"]), request.match_info["action"]
+        run, action = await self._reader.find(request.match_info["run"]), request.match_info["action"]
         try:
-            if isinstance(known, Run):
-                await known.control(ACTIONS[action])
-            elif action != "stop":
-                raise ServiceError(f"run '{known.name}' is {known.phase}: create a new run to train on")
+            await run.control(action)
         except ServiceError as error:
             raise Problem(409, str(error)) from None
-        return _json(self._reader.head(known))
+        return _json(self._reader.head(run))
 
     def _check_token(self, request: web.Request) -> None:
         if not self._token:
@@ -103,12 +100,12 @@ def _number(request: web.Request, key: str, default: int, preferred: str = "") -
     if not text:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise Problem(400, f"{key} = {text!r} is no whole number: write {key}=0 or more")
+        raise Problem(400, f"{key} = {text!r} is not a whole number: write {key}=0 or more")
     return int(text)
 
 
 def _json(data: Any) -> web.Response:
-    response = web.Response(text=to_text(data), content_type="application/json")
+    response = web.Response(text=to_json(data), content_type="application/json")
     if len(response.body) > COMPRESS_BYTES:  # type: ignore[arg-type]
         response.enable_compression()
     return response

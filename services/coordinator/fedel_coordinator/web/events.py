@@ -13,7 +13,7 @@ LOGGER = "fedel_coordinator"
 
 
 class Events(logging.Handler):
-    """Numbers lines as they come; a follower asks for those after the last it has."""
+    """Numbers lines as they come; a follower gets those after the last it has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class Events(logging.Handler):
         )
 
     def since(self, event: int, run: str) -> list[dict[str, Any]]:
-        """Events with a higher number, of the run or of none."""
+        """Events with a higher number, about this run or about none."""
         return [e for e in tuple(self._kept) if e["id"] > event and e["run"] in ("", run)]
 
 
 @contextmanager
-def collected() -> Iterator[Events]:
-    """Keep what is logged while the context lasts, as far down as the log's level goes."""
+def capture_log() -> Iterator[Events]:
+    """Keep what is logged in this context, down to the log's level."""
     events, logger = Events(), logging.getLogger(LOGGER)
     logger.addHandler(events)
     try:

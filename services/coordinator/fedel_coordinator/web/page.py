@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.gauges import Gauges
 from fedel_coordinator.web.api import Api
-from fedel_coordinator.web.events import collected
+from fedel_coordinator.web.events import capture_log
 from fedel_coordinator.web.reader import Reader
 
 STATIC = Path(__file__).with_name("static")
@@ -23,17 +23,17 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Said outright: what a machine takes .js for depends on its settings, and browsers go by it."""
+"""Stated here: what a machine takes .js for depends on its settings, and browsers rely on it."""
 
 
 @asynccontextmanager
-async def showing(coordinator: Coordinator, registry: CollectorRegistry) -> AsyncIterator[str]:
-    """Show a coordinator while the context lasts, if it is to be shown; gives the address, else nothing."""
+async def serve_page(coordinator: Coordinator, registry: CollectorRegistry) -> AsyncIterator[str]:
+    """Serve the page in this context, if the configuration wants it; gives its address, else an empty one."""
     config = coordinator.config
     if not config.http:
         yield ""
         return
-    with collected() as events:
+    with capture_log() as events:
         app = new_app(registry, Gauges(coordinator, coordinator.metrics).refresh)
         Api(Reader(coordinator), events, config.http_token).add_to(app)
         for file in (file for file in STATIC.iterdir() if file.suffix in KINDS):

@@ -1,21 +1,18 @@
-"""Finds runs and tells of them, whether this process drives them or they ended before it began."""
+"""Finds runs for the page and says how they are."""
 
 from __future__ import annotations
-
-import asyncio
-import json
 
 from fedel_services.http import Problem
 
 from fedel_coordinator.coordinator import Coordinator
-from fedel_coordinator.run import Run
+from fedel_coordinator.run_view import ShownRun
 from fedel_coordinator.web import views
-from fedel_coordinator.web.rounds import Known, Rounds
+from fedel_coordinator.web.rounds import Rounds
 
 
 class Reader:
     def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator, self._store = coordinator, coordinator.store
+        self._coordinator = coordinator
         self.rounds = Rounds(coordinator.store)
 
     def now(self) -> float:
@@ -25,25 +22,23 @@ class Reader:
     def heartbeat_seconds(self) -> float:
         return self._coordinator.config.heartbeat_seconds
 
-    async def all(self) -> list[Known]:
+    async def all(self) -> list[ShownRun]:
         """Newest first."""
-        rows = await asyncio.to_thread(self._store.runs)
-        return [self._coordinator.runs.get(row.name, row) for row in rows]
+        return await self._coordinator.shown_runs()
 
-    async def find(self, name: str) -> Known:
-        if name in self._coordinator.runs:
-            return self._coordinator.runs[name]
-        row = await asyncio.to_thread(self._store.run, name)
-        if row is None:
-            raise Problem(404, f"no run '{name}' here: /api/runs lists those there are")
-        return row
+    async def find(self, name: str) -> ShownRun:
+        run = await self._coordinator.find(name)
+        if run is None:
+            raise Problem(404, f"no run '{name}' here: /api/runs lists all runs")
+        return run
 
-    def head(self, known: Known) -> views.Json:
-        return views.live(known) if isinstance(known, Run) else views.stored(known, self.now())
+    def head(self, run: ShownRun) -> views.Json:
+        return views.head(run.view(), self.now())
 
-    async def clients(self, known: Known) -> dict[str, views.Json]:
-        if isinstance(known, Run):
-            return views.clients(known)
-        rows = await asyncio.to_thread(self._store.clients, known.name)
-        last = await asyncio.to_thread(self._store.last_round, known.name)
-        return views.stored_clients(rows, json.loads(last.record_json) if last else {})
+    async def clients(self, run: ShownRun) -> dict[str, views.Json]:
+        return {name: views.client(view) for name, view in (await run.clients()).items()}
+
+    async def last_heard(self, run: ShownRun) -> dict[str, float]:
+        """When each client was last heard, in whole Unix seconds."""
+        now = self.now()
+        return {name: round(now - view.silent_seconds) for name, view in (await run.clients()).items()}

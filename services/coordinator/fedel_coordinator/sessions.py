@@ -1,4 +1,4 @@
-"""The agents that have a session: who is there, who has fallen silent, and pushing messages to them."""
+"""The sessions of agents: who is connected, who has fallen silent, and sending messages to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedel.v1 import coordinator_pb2 as pb
 
 @dataclass(frozen=True)
 class Device:
-    """What an agent says of its hardware."""
+    """What an agent says about its hardware."""
 
     device_type: str = ""
     memory_bytes: int = 0
@@ -20,7 +20,7 @@ class Device:
 
 
 class Session:
-    """One agent's stream. Messages queue up here and leave in order."""
+    """One agent's stream. Messages wait here and leave in order."""
 
     def __init__(self, client: str, device: Device) -> None:
         self.client = client
@@ -34,7 +34,7 @@ class Session:
         self._outbox.put_nowait(message)
 
     def end(self) -> None:
-        """Let what is queued go out, then end the stream."""
+        """End the stream after what is waiting has left."""
         self._outbox.put_nowait(None)
 
     async def messages(self) -> AsyncIterator[pb.SessionResponse]:
@@ -42,17 +42,17 @@ class Session:
             yield message
 
 
-class Fleet:
-    """Every session, and when each client was last heard.
+class Sessions:
+    """Every open session, and when each client was last heard.
 
-    A client is present until it has been silent for ``silent_seconds``, whether or not its stream broke. A
-    client never heard since the start counts from the start, so that a restart drops nobody.
+    A client is present until it has been silent for ``silent_seconds``, whether or not its stream broke. For a
+    client that was never heard, silence begins with the process, so that a restart drops nobody.
     """
 
-    def __init__(self, silent_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, silent_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._silent_seconds = silent_seconds
-        self._now = now
-        self._started = now()
+        self._clock = clock
+        self._started = clock()
         self._heard: dict[str, float] = {}
         self._sessions: dict[str, Session] = {}
 
@@ -61,7 +61,7 @@ class Fleet:
         return len(self._sessions)
 
     def open(self, client: str, device: Device) -> Session:
-        """A new session; an older one of the same client is ended, because its agent is most likely gone."""
+        """A new session. An older one of the same client is ended, because its agent is most likely gone."""
         older = self._sessions.get(client)
         if older is not None:
             older.superseded = True
@@ -71,8 +71,12 @@ class Fleet:
         self.heard(client)
         return session
 
+    def is_current(self, session: Session) -> bool:
+        """Whether no newer session of the same client took its place."""
+        return self._sessions.get(session.client) is session
+
     def close(self, session: Session) -> None:
-        if self._sessions.get(session.client) is session:
+        if self.is_current(session):
             del self._sessions[session.client]
 
     def end_all(self) -> None:
@@ -80,21 +84,21 @@ class Fleet:
             session.end()
 
     def heard(self, client: str) -> None:
-        self._heard[client] = self._now()
+        self._heard[client] = self._clock()
 
     def silent_for(self, client: str) -> float:
-        return self._now() - self._heard.get(client, self._started)
+        return self._clock() - self._heard.get(client, self._started)
 
     def present(self, client: str) -> bool:
         return self.silent_for(client) < self._silent_seconds
 
     def ready(self, client: str, run: str) -> bool:
-        """Whether a task of the run would reach the client now."""
+        """Whether a message of the run would reach the client now."""
         session = self._sessions.get(client)
         return session is not None and run in session.joined
 
     def push(self, client: str, run: str, message: pb.SessionResponse) -> None:
-        """To a client that is ready for the run; one that is not gets what it missed when it joins again."""
+        """Send to a client that is ready for the run; another gets what it missed when it joins again."""
         if self.ready(client, run):
             self._sessions[client].push(message)
 

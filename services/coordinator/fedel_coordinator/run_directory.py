@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedel import config
+from fedel.files import write_atomic
+from fedel.records import RunResult
 
 
 class RunDirectory:
@@ -15,10 +16,9 @@ class RunDirectory:
         self.path = path
 
     def start(self, settings: Mapping[str, Any], records: Sequence[str]) -> None:
-        """Begin, or after a restart repair: what the store knows is what the files say."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._replace("config.toml", config.write(settings))
-        self._replace("rounds.jsonl", "".join(record + "\n" for record in records))
+        """Begin, or repair after a restart: the files say what the store says."""
+        write_atomic(self.path / "config.toml", config.write(settings))
+        write_atomic(self.path / "rounds.jsonl", "".join(record + "\n" for record in records))
 
     @property
     def finished(self) -> bool:
@@ -28,10 +28,5 @@ class RunDirectory:
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(record + "\n")
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        self._replace("result.json", json.dumps(result, indent=2) + "\n")
-
-    def _replace(self, name: str, text: str) -> None:
-        temporary = self.path / f".{name}.new"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.path / name)
+    def finish(self, result: RunResult) -> None:
+        write_atomic(self.path / "result.json", result.to_json())

@@ -1,0 +1,136 @@
+"""The engine's rules from the seal of a round to its record: commit, test, close."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedel.core.timing import full_step
+from fedel.roles import events as ev
+from fedel.roles.planner import RoundPlanner
+from fedel.roles.recorder import round_record
+from fedel.roles.run_state import (
+    COMMITTED,
+    FAILED,
+    SEALED,
+    STOPPED,
+    Evaluation,
+    OpenRound,
+    PreviousRound,
+    RunState,
+)
+from fedel.roles.turn import Turn
+
+
+class ClosingTurn(Turn):
+    def __init__(self, planner: RoundPlanner, tests_itself: bool, state: RunState, now: float) -> None:
+        super().__init__(state, now)
+        self.planner = planner
+        self.rounds = planner.run.rounds
+        self._tests_itself = tests_itself
+
+    def sealed(self, event: ev.Sealed) -> None:
+        open_round = self.state.open
+        if open_round is not None and self.is_at(open_round, SEALED, event.round_num):
+            self.set_open(replace(open_round, reports=event.reports))
+            clients = tuple(report.client for report in event.reports)
+            self.do(ev.Commit(event.round_num, clients))
+
+    def committed(self, event: ev.Committed) -> None:
+        open_round, state = self.state.open, self.state
+        if open_round is None or not self.is_at(open_round, SEALED, event.round_num):
+            return None
+        if event.version != event.round_num + 1:
+            return self.end(
+                FAILED,
+                f"the aggregators made version {event.version} of round {event.round_num}: they hold another"
+                " run of this name; create the run under a new name",
+            )
+        record = round_record(self.planner, state, event, self.now)
+        importance = {t.name: event.global_importance.get(t.name, 0.0) for t in self.planner.spec.tensors}
+        handover = state.handover.after(open_round.plan, open_round.reports, importance)
+        previous = PreviousRound(open_round.tasks, open_round.results)
+        self.set(
+            replace(
+                state,
+                handover=handover,
+                open=replace(open_round, status=COMMITTED, record=record),
+                previous=previous if self.rounds.late == "next" else PreviousRound(),
+                untrained_rounds=record.tensor_untrained_rounds,
+            )
+        )
+        self.do(ev.Persist("committed", record=record))
+        for client in sorted(open_round.tasks.keys() | {report.client for report in open_round.reports}):
+            counted = handover.accepted_round(client) == event.round_num
+            self.do(ev.SendClosed(client, event.round_num, counted))
+        return self.start_evaluation()
+
+    def start_evaluation(self) -> None:
+        open_round = self.state.open
+        assert open_round is not None
+        if not self.planner.evaluation_due(open_round.round_num):
+            return self.close(None)
+        if self._tests_itself:
+            return self.do(ev.Evaluate("", open_round.round_num + 1))
+        evaluation = Evaluation(self.now + open_round.plan.deadline_seconds)
+        return self.set_open(replace(open_round, evaluation=evaluation))
+
+    def find_evaluator(self, open_round: OpenRound, evaluation: Evaluation) -> None:
+        """Give the test to the fastest client that can do it; without one, close the round untested."""
+        able = [m for m in self.state.present if m.can_evaluate and m.client not in evaluation.unfit]
+        if not able:
+            return self.close(None)
+        if evaluation.evaluator:
+            return None
+        ready = [member for member in able if member.connected]
+        if ready:
+            fastest = min(ready, key=lambda member: full_step(member.profile).total("train")).client
+            self.set_open(replace(open_round, evaluation=replace(evaluation, evaluator=fastest)))
+            self.do(ev.Evaluate(fastest, open_round.round_num + 1))
+        return None
+
+    def free_evaluator(self, client: str) -> None:
+        open_round = self.state.open
+        evaluation = open_round.evaluation if open_round else None
+        if open_round is not None and evaluation is not None and evaluation.evaluator == client:
+            self.set_open(replace(open_round, evaluation=replace(evaluation, evaluator="")))
+
+    def evaluated(self, event: ev.Evaluated) -> None:
+        open_round, best = self.state.open, self.state.best_accuracy
+        if open_round is None or not self.is_at(open_round, COMMITTED, event.version - 1):
+            return
+        if open_round.evaluation is None and not self._tests_itself:
+            return  # tested already: the answer came twice
+        self.set_open(replace(open_round, evaluation=None))
+        if best is None or event.accuracy > best:
+            self.do(ev.Keep(event.version, event))
+        else:
+            self.close(event)
+
+    def close(self, score: ev.Evaluated | None, is_best: bool = False) -> None:
+        open_round = self.state.open
+        if open_round is None or open_round.status != COMMITTED or open_round.record is None:
+            return
+        record = open_round.record
+        if score is not None:
+            tested = {"evaluate": score.seconds} if score.seconds is not None else {}
+            record = replace(
+                record,
+                accuracy=score.accuracy,
+                test_loss=score.loss,
+                evaluate_seconds=score.seconds,
+                exit_accuracies=score.exit_accuracies,
+                phases={**record.phases, **tested},
+            )
+        best_version = score.version if score is not None and is_best else None
+        self.set(replace(self.state, open=None))
+        if best_version is not None:
+            self.set(replace(self.state, best_accuracy=record.accuracy, best_version=best_version))
+        self.do(ev.Persist("closed", record=record, best_version=best_version), ev.Close(record))
+
+    def interrupt(self) -> None:
+        self.end(STOPPED, f"stopped in round {self.state.handover.round_num}, which was not closed")
+
+    def end(self, phase: str, message: str = "") -> None:
+        self.set(replace(self.state, open=None))
+        self.set_phase(phase, message)
+        self.do(ev.End(phase, message))

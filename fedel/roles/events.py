@@ -1,0 +1,279 @@
+"""What happens to a run (events), and what the round engine wants done about it (effects)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedel.records import RoundRecord
+from fedel.roles.run_state import Member, TaskResult
+from fedel.types import Memory, Report, Task
+
+# Events
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed. Only a tick opens a round or acts on a deadline."""
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The process that drives the run has just loaded it: nobody is connected, nothing is in flight."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A client is ready, for the first time or again."""
+
+    member: Member
+
+
+@dataclass(frozen=True)
+class Left:
+    """A client said goodbye."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """A client's session broke; it may come back and go on with its task."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A client was not heard for too long."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A client that was lost is heard again."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A client started its task."""
+
+    client: str
+    round_num: int
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A client will not do its task."""
+
+    client: str
+    round_num: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A client finished its task. Which updates count, the aggregators say when the round is sealed."""
+
+    client: str
+    result: TaskResult
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A client could not finish; without a round number, it could not prepare for the run or evaluate."""
+
+    client: str
+    round_num: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """The aggregators accept no more updates of the round; they all hold these."""
+
+    round_num: int
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The aggregators made the next model."""
+
+    round_num: int
+    version: int
+    global_importance: Mapping[str, float]
+    num_clients: Mapping[str, int]
+    fold_seconds: float = 0.0
+    commit_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The model was tested."""
+
+    version: int
+    accuracy: float
+    loss: float
+    seconds: float | None = None
+    exit_accuracies: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The aggregators keep the best model; what Keep asked for is done."""
+
+    version: int
+    score: Evaluated
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """A person wants the run to ``pause``, ``resume`` or ``stop``."""
+
+    action: str
+
+
+@dataclass(frozen=True)
+class CloseNow:
+    """Nobody else can come back: the open round closes with the updates it has."""
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The run is stopping and an aggregator cannot be reached: the open round is given up."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The run cannot go on."""
+
+    reason: str
+
+
+Event = (
+    Tick
+    | Restarted
+    | Joined
+    | Left
+    | Disconnected
+    | Lost
+    | Found
+    | Accepted
+    | Declined
+    | Done
+    | Failed
+    | Sealed
+    | Committed
+    | Evaluated
+    | Kept
+    | Controlled
+    | CloseNow
+    | Interrupted
+    | Broken
+)
+
+# Effects, to be carried out in order
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Make a part of the new state durable before anything after this effect is done."""
+
+    part: str
+    """``member``, ``plan``, ``result``, ``sealed``, ``committed``, ``closed`` or ``phase``."""
+    client: str = ""
+    """Whose, for ``member`` and ``result``."""
+    record: RoundRecord | None = None
+    """For ``committed`` and ``closed``."""
+    result: TaskResult | None = None
+    """For ``result``."""
+    best_version: int | None = None
+    """For ``closed``: the version that is the best so far, if the round made it."""
+
+
+@dataclass(frozen=True)
+class SendTask:
+    task: Task
+    accepted_round: int
+    memory: Memory
+    deadline_seconds: float
+    """Left until the deadline."""
+
+
+@dataclass(frozen=True)
+class SendClosed:
+    """Tell a client that a round is closed, and whether its update counted."""
+
+    client: str
+    round_num: int
+    counted: bool
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """A message that makes no sense; count and log it."""
+
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Have the aggregators seal the round; answer with Sealed."""
+
+    round_num: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Have the aggregators make the next model of these updates; answer with Committed."""
+
+    round_num: int
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Have a model tested, without a client by the driver; answer with Evaluated or Failed."""
+
+    client: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Have the aggregators keep the best model; answer with Kept."""
+
+    version: int
+    score: Evaluated
+
+
+@dataclass(frozen=True)
+class Close:
+    """The round is over, and this is its record."""
+
+    record: RoundRecord
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over."""
+
+    phase: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do until the next event, or until a time."""
+
+    until: float | None = None
+    why: str = ""
+    """For people; empty while everything goes as planned."""
+
+
+Effect = Persist | SendTask | SendClosed | Ignore | Seal | Commit | Evaluate | Keep | Close | End | Wait

@@ -1,0 +1,107 @@
+"""Makes the record of a round from what was planned, reported and committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedel.core.bias import o1
+from fedel.records import ClientRecord, RoundRecord
+from fedel.roles.events import Committed
+from fedel.roles.planner import RoundPlanner
+from fedel.roles.run_state import OpenRound, RunState, TaskResult
+from fedel.types import Report, Task
+
+DEVICE_PHASES = ("download", "train", "upload", "wait")
+
+
+def round_record(planner: RoundPlanner, state: RunState, committed: Committed, now: float) -> RoundRecord:
+    """The record of the open round, complete but for the test of its model."""
+    open_round = state.open
+    assert open_round is not None, "only an open round is committed"
+    reports = open_round.reports
+    clients = tuple(
+        _client_record(planner, state, open_round, report)
+        for report in sorted(reports, key=lambda report: report.client)
+    )
+    phases = {name: max((c.phases.get(name, 0.0) for c in clients), default=0.0) for name in DEVICE_PHASES}
+    plan, num_clients = open_round.plan, committed.num_clients
+    return RoundRecord(
+        round=open_round.round_num,
+        strategy=planner.strategy.name,
+        budget_seconds=plan.tasks[0].budget_seconds,
+        num_tasks=len(plan.tasks),
+        num_updates=len(reports),
+        loss=_mean([report.loss for report in reports]),
+        o1=o1([set(r.selected) for r in reports], [t.name for t in planner.spec.weights]),
+        clients=clients,
+        num_late=sum(report.round_num < open_round.round_num for report in reports),
+        version=committed.version,
+        opened_at=open_round.opened_at,
+        latency_seconds=now - open_round.opened_at,
+        collect_seconds=open_round.sealed_at - open_round.opened_at,
+        phases=phases | {"fold": committed.fold_seconds, "commit": committed.commit_seconds},
+        bytes_up=sum(client.bytes_up for client in clients),
+        bytes_down=sum(client.bytes_down for client in clients),
+        tensor_clients=num_clients,
+        tensor_untrained_rounds=untrained_rounds(state.untrained_rounds, num_clients),
+        scope=planner.scope,
+        deadline_seconds=plan.deadline_seconds,
+        refused=dict(open_round.lost),
+    )
+
+
+def untrained_rounds(before: Mapping[str, int], num_clients: Mapping[str, int]) -> dict[str, int]:
+    """Rounds since each tensor was last trained.
+
+    >>> untrained_rounds({"a": 2, "b": 0}, {"a": 1, "b": 0})
+    {'a': 0, 'b': 1}
+    """
+    return {name: 0 if count else before.get(name, 0) + 1 for name, count in num_clients.items()}
+
+
+def _client_record(
+    planner: RoundPlanner, state: RunState, open_round: OpenRound, report: Report
+) -> ClientRecord:
+    client, is_late = report.client, report.round_num < open_round.round_num
+    source = state.previous if is_late else open_round
+    task, result = source.tasks.get(client), source.results.get(client)
+    member = state.members.get(client)
+    return client_record(
+        planner.scope, report, task, result or TaskResult(report), member.device_type if member else ""
+    )
+
+
+def client_record(
+    scope: str, report: Report, task: Task | None, result: TaskResult, device_type: str
+) -> ClientRecord:
+    """One client's part of a round."""
+    budget = task.budget_seconds * max(1, report.num_steps) if task else 0.0
+    predicted = report.cost.total(scope) * report.num_steps
+    return ClientRecord(
+        client=report.client,
+        window=(report.window.end, report.window.front) if report.window else None,
+        resets=report.resets,
+        num_selected=len(report.selected),
+        selected=report.selected,
+        num_steps=report.num_steps,
+        num_samples=report.num_samples,
+        loss=report.loss,
+        budget_seconds=budget,
+        predicted_seconds=predicted,
+        predicted_forward_seconds=report.cost.forward_seconds * report.num_steps,
+        predicted_backward_seconds=report.cost.backward_seconds * report.num_steps,
+        train_seconds=report.train_seconds,
+        deviation=report.train_seconds / budget - 1 if report.train_seconds and budget else None,
+        predicted_deviation=predicted / budget - 1 if budget else None,
+        over_budget=report.over_budget,
+        peak_memory_bytes=report.peak_memory_bytes,
+        device_type=device_type,
+        bytes_up=result.bytes_up,
+        bytes_down=result.bytes_down,
+        phases=result.phases,
+        device=result.device,
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,135 @@
+"""The state of a run: everything the round engine knows. All of it is JSON (``fedel.serialisation``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from fedel.records import DeviceUsage, RoundRecord
+from fedel.roles.planner import Handover
+from fedel.types import ClientView, Plan, Report, Task, TimingProfile
+
+WAITING, RUNNING, PAUSED, STOPPING = "waiting", "running", "paused", "stopping"
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
+ENDED = (FINISHED, STOPPED, FAILED)
+"""Phases of a run; the last three are final."""
+
+OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
+"""A round goes through these in order: tasks are out; no update is accepted any more; the next model is made;
+the model is tested and the record is complete."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client that joined the run."""
+
+    client: str
+    num_samples: int
+    profile: TimingProfile
+    device_type: str = ""
+    can_evaluate: bool = False
+    """It holds test data."""
+    has_left: bool = False
+    """It said goodbye, and gets no tasks until it joins again."""
+    connected: bool = False
+    """A message sent now would reach it."""
+    silent: bool = False
+    """It was not heard for too long, and gets no new task until it is heard again."""
+
+    @property
+    def present(self) -> bool:
+        """Whether the next round may count on it."""
+        return not self.has_left and not self.silent
+
+    @property
+    def view(self) -> ClientView:
+        return ClientView(self.client, self.num_samples, self.profile)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a client sends when its task is done."""
+
+    report: Report
+    bytes_up: int = 0
+    bytes_down: int = 0
+    phases: Mapping[str, float] = field(default_factory=dict)
+    device: DeviceUsage = field(default_factory=DeviceUsage)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A test of the round's model."""
+
+    deadline: float
+    evaluator: str = ""
+    """The client that has the task; "" if none has."""
+    unfit: frozenset[str] = frozenset()
+    """Clients that tried and failed."""
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """The round in progress."""
+
+    round_num: int
+    plan: Plan
+    opened_at: float
+    deadline: float
+    status: str = OPEN
+    overdue: bool = False
+    """The deadline passed with too few reports: the round closes as soon as there are enough of them."""
+    done: frozenset[str] = frozenset()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """Clients that will not deliver, and why."""
+    results: Mapping[str, TaskResult] = field(default_factory=dict)
+    sealed_at: float = 0.0
+    reports: tuple[Report, ...] = ()
+    """Of the clients whose update every aggregator holds; known once the round is sealed."""
+    record: RoundRecord | None = None
+    """Complete but for the test, once the round is committed."""
+    evaluation: Evaluation | None = None
+
+    @cached_property
+    def tasks(self) -> Mapping[str, Task]:
+        return {task.client: task for task in self.plan.tasks}
+
+
+@dataclass(frozen=True)
+class PreviousRound:
+    """The tasks and results of the round before, for late updates that count in the open one."""
+
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    results: Mapping[str, TaskResult] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunState:
+    phase: str = WAITING
+    message: str = ""
+    """Why the run is in its phase, for people."""
+    handover: Handover = field(default_factory=Handover)
+    members: Mapping[str, Member] = field(default_factory=dict)
+    open: OpenRound | None = None
+    previous: PreviousRound = field(default_factory=PreviousRound)
+    untrained_rounds: Mapping[str, int] = field(default_factory=dict)
+    """Rounds since each tensor was last trained."""
+    best_accuracy: float | None = None
+    best_version: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ENDED
+
+    @property
+    def in_order(self) -> list[Member]:
+        """All members by name: plans need a fixed order."""
+        return [self.members[name] for name in sorted(self.members)]
+
+    @property
+    def present(self) -> list[Member]:
+        return [member for member in self.in_order if member.present]
+
+    def with_member(self, member: Member) -> RunState:
+        return replace(self, members={**self.members, member.client: member})

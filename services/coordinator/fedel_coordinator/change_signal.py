@@ -1,0 +1,44 @@
+"""A condition variable for asyncio: several tasks wait for a change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class ChangeSignal:
+    """Wakes every waiting task each time something changed."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def next(self) -> asyncio.Event:
+        """Set at the next change. Take it before looking at the state, so that no change is missed."""
+        return self._event
+
+    async def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait up to ``timeout`` seconds for the condition; return whether it held."""
+        while True:
+            change = self.next()
+            if condition():
+                return True
+            if timeout is not None and not await wait_for_event(change, timeout):
+                return condition()
+            await change.wait()
+
+
+async def wait_for_event(event: asyncio.Event, timeout: float | None) -> bool:
+    """Wait up to ``timeout`` seconds for the event; return whether it was set.
+
+    Not ``asyncio.wait_for``: before Python 3.12 it loses a cancellation that comes together with the event.
+    """
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting}, timeout=timeout)
+        return event.is_set()
+    finally:
+        waiting.cancel()

@@ -1,0 +1,49 @@
+"""Why the coordinator refuses a call, and the gRPC status of each reason."""
+
+from __future__ import annotations
+
+import grpc
+from fedel_services.errors import Status, Statuses
+
+from fedel.errors import ServiceError
+from fedel_coordinator.store import StoreUnavailable
+
+
+class NameTaken(ServiceError):
+    """Another run has the name."""
+
+
+class ModelMissing(ServiceError):
+    """An aggregator does not hold the run's first model."""
+
+
+class AggregatorAway(ServiceError):
+    """An aggregator does not answer."""
+
+
+class NoSuchRun(ServiceError):
+    """There is no run of this name."""
+
+
+class RunEnded(ServiceError):
+    """The run is over or about to be; it cannot be paused or resumed."""
+
+
+class SessionReplaced(ServiceError):
+    """A newer session of the same client took over."""
+
+
+class Stopping(ServiceError):
+    """This process is about to stop."""
+
+
+STATUSES: Statuses = {
+    NameTaken: Status(grpc.StatusCode.ALREADY_EXISTS, "exists"),
+    ModelMissing: Status(grpc.StatusCode.FAILED_PRECONDITION, "no_model"),
+    AggregatorAway: Status(grpc.StatusCode.UNAVAILABLE, "aggregator"),
+    NoSuchRun: Status(grpc.StatusCode.NOT_FOUND, "unknown_run"),
+    RunEnded: Status(grpc.StatusCode.FAILED_PRECONDITION, "ended"),
+    SessionReplaced: Status(grpc.StatusCode.ALREADY_EXISTS, "superseded"),
+    Stopping: Status(grpc.StatusCode.UNAVAILABLE, "stopping"),
+    StoreUnavailable: Status(grpc.StatusCode.UNAVAILABLE, "store"),
+}

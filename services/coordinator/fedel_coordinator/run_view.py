@@ -1,0 +1,247 @@
+"""How runs are shown: one value for live runs and for those that ended earlier, encoded as protobuf or JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedel.records import ClientRecord, RoundRecord
+from fedel.roles.run_state import COMMITTED, OPEN, SEALED, STOPPING
+from fedel.types import ModelSpec
+from fedel_coordinator import persistence
+from fedel_coordinator.activity import Activity
+from fedel_coordinator.change_signal import ChangeSignal
+from fedel_coordinator.errors import RunEnded
+from fedel_coordinator.run import CoordinatorRun, from_config
+from fedel_coordinator.sessions import Device
+from fedel_coordinator.store import ClientRow, RunRow, Store
+
+ROUND_PHASES = {OPEN: "train", SEALED: "fold", COMMITTED: "evaluate"}
+
+
+@dataclass(frozen=True)
+class OpenRoundView:
+    round_num: int
+    phase: str
+    """``train``, ``fold`` or ``evaluate``."""
+    opened_at: float
+    deadline_seconds: float
+    num_tasks: int
+    num_done: int
+    num_lost: int
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run without its clients."""
+
+    run: str
+    config: dict[str, Any]
+    config_json: str
+    phase: str
+    message: str
+    num_rounds: int
+    rounds_closed: int
+    budget_seconds: float
+    created_at: float
+    best_accuracy: float | None
+    best_version: int | None
+    open_round: OpenRoundView | None = None
+
+    @property
+    def stops_after_round(self) -> bool:
+        return self.phase == STOPPING
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """A client of a run: what it does now, or else what its last record says."""
+
+    client: str
+    device_type: str
+    num_samples: int
+    agent_version: str = ""
+    memory_bytes: int = 0
+    connected: bool = False
+    present: bool = False
+    silent_seconds: float = 0.0
+    phase: str = "idle"
+    window: tuple[int, int] | None = None
+    resets: int = 0
+    rounds_held: int = 0
+    train_seconds: float | None = None
+    budget_seconds: float | None = None
+    deviation: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class ShownRun(Protocol):
+    """A run, whether this process drives it or it ended before this process started."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def change(self) -> ChangeSignal: ...
+
+    def view(self) -> RunView: ...
+
+    async def clients(self) -> dict[str, ClientView]:
+        """By name."""
+        ...
+
+    async def control(self, action: str) -> None:
+        """Pause, resume or stop."""
+        ...
+
+
+class LiveRun:
+    """A run that this process drives or has driven."""
+
+    def __init__(self, run: CoordinatorRun) -> None:
+        self._run = run
+        self.name, self.spec, self.change = run.name, run.spec, run.change
+        self.control = run.control
+
+    @property
+    def ended(self) -> bool:
+        return self._run.ended
+
+    def view(self) -> RunView:
+        run, state, last = self._run, self._run.state, self._run.last_record
+        open_round = state.open
+        shown = None
+        budget = last.budget_seconds if last else 0.0
+        if open_round is not None:
+            budget = open_round.plan.tasks[0].budget_seconds
+            shown = OpenRoundView(
+                round_num=open_round.round_num,
+                phase=ROUND_PHASES[open_round.status],
+                opened_at=open_round.opened_at,
+                deadline_seconds=open_round.plan.deadline_seconds,
+                num_tasks=len(open_round.plan.tasks),
+                num_done=len(open_round.done),
+                num_lost=len(open_round.lost),
+            )
+        return RunView(
+            run=run.name,
+            config=from_config(run.row),
+            config_json=run.row.config_json,
+            phase=state.phase,
+            message=run.notice or state.message,
+            num_rounds=run.config.rounds.num_rounds,
+            rounds_closed=state.handover.round_num,
+            budget_seconds=budget,
+            created_at=run.row.created_at,
+            best_accuracy=state.best_accuracy,
+            best_version=state.best_version,
+            open_round=shown,
+        )
+
+    async def clients(self) -> dict[str, ClientView]:
+        last = self._run.last_record
+        entries = {entry.client: entry for entry in last.clients} if last else {}
+        return {name: self._client(name, entries.get(name)) for name in sorted(self._run.state.members)}
+
+    def _client(self, name: str, entry: ClientRecord | None) -> ClientView:
+        run = self._run
+        member, sessions = run.state.members[name], run.services.sessions
+        device, activity = run.devices.get(name) or Device(), run.activities.get(name) or Activity()
+        figures = _figures(entry)
+        if activity.window is not None:
+            figures["window"] = (activity.window.end, activity.window.front)
+            figures["resets"] = max(activity.resets, figures["resets"])
+            figures["rounds_held"] = activity.rounds_held
+        if activity.budget_seconds:
+            figures |= {
+                "train_seconds": activity.train_seconds,
+                "budget_seconds": activity.budget_seconds,
+                "deviation": activity.train_seconds / activity.budget_seconds - 1,
+                "bytes_up": activity.bytes_up,
+                "bytes_down": activity.bytes_down,
+            }
+        return ClientView(
+            client=name,
+            device_type=member.device_type,
+            num_samples=member.num_samples,
+            agent_version=device.agent_version,
+            memory_bytes=device.memory_bytes,
+            connected=sessions.ready(name, run.name),
+            present=not member.has_left and sessions.present(name),
+            silent_seconds=sessions.silent_for(name),
+            phase=activity.phase,
+            **figures,
+        )
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run that ended before this process started."""
+
+    row: RunRow
+    store: Store
+    change: ChangeSignal = field(default_factory=ChangeSignal)
+    ended: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def spec(self) -> ModelSpec:
+        return persistence.spec_from_json(self.row.spec_json)
+
+    def view(self) -> RunView:
+        row, config = self.row, from_config(self.row)
+        return RunView(
+            run=row.name,
+            config=config,
+            config_json=row.config_json,
+            phase=row.phase,
+            message=row.message,
+            num_rounds=config["rounds"]["num_rounds"],
+            rounds_closed=row.model_version,
+            budget_seconds=0.0,
+            created_at=row.created_at,
+            best_accuracy=row.best_accuracy,
+            best_version=row.best_version if row.best_version >= 0 else None,
+        )
+
+    async def clients(self) -> dict[str, ClientView]:
+        """As the last round saw them."""
+        rows = await asyncio.to_thread(self.store.clients, self.name)
+        last = await asyncio.to_thread(self.store.last_round, self.name)
+        has_record = last is not None and last.record_json != "{}"
+        record = RoundRecord.from_json(last.record_json) if last and has_record else None
+        return {row.client: _stored_client(row, record) for row in rows}
+
+    async def control(self, action: str) -> None:
+        if action != "stop":
+            raise RunEnded(f"run '{self.name}' is {self.row.phase}: create a new run to train on")
+
+
+def _stored_client(row: ClientRow, record: RoundRecord | None) -> ClientView:
+    return ClientView(
+        client=row.client,
+        device_type=row.device_type,
+        num_samples=row.num_samples,
+        agent_version=row.agent_version,
+        memory_bytes=row.memory_bytes,
+        **_figures(record.client(row.client) if record else None),
+    )
+
+
+def _figures(entry: ClientRecord | None) -> dict[str, Any]:
+    """What the last record says about a client."""
+    if entry is None:
+        return {"resets": 0}
+    names = ("window", "resets", "train_seconds", "budget_seconds", "deviation", "bytes_up", "bytes_down")
+    return {name: getattr(entry, name) for name in names}
