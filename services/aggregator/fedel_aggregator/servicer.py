@@ -8,11 +8,11 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
+from fedel_services.errors import refuse
 from fedel_services.guard import require_client
-from fedel_services.runtime import refuse
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
@@ -113,16 +113,14 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
             return await work
         except UpdateRefused as refusal:
             await self._refuse(context, refusal.reason, str(refusal), about)
-            raise
         except ConfigError as error:
             await self._refuse(context, "header", str(error), about)
-            raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 await self._refuse(context, "disk", f"the aggregator's disk is full: {error}", about)
             raise
 
-    async def _refuse(self, context: Any, reason: str, message: str, about: dict[str, Any]) -> None:
+    async def _refuse(self, context: Any, reason: str, message: str, about: dict[str, Any]) -> NoReturn:
         self.counts[f"refused:{reason}"] += 1
         log.warning("refused: %s", message, extra={"reason": reason, **about})
         await refuse(context, STATUS.get(reason, grpc.StatusCode.INVALID_ARGUMENT), message, reason)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from grpc import aio
@@ -19,6 +19,7 @@ from fedel.security.certificates import Facts, facts_of_pem, utc_now
 from fedel.security.folder import Revocations, Watched
 from fedel.security.identity import RULES
 from fedel.telemetry import AccessMetrics
+from fedel_services.errors import refuse
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,10 @@ class Gatekeeper:
             expiry = self._metrics.certificate_expiry
             expiry.set_function(lambda: own.current().facts.not_after.timestamp())
 
-    async def refuse(self, context: Any, reason: str, message: str, **about: Any) -> None:
+    async def refuse(self, context: Any, reason: str, message: str, **about: Any) -> NoReturn:
         self._metrics.refused.labels(reason).inc()
         log.warning("refused: %s", message, extra={"reason": reason, "peer": context.peer(), **about})
-        context.set_trailing_metadata((("fedel-reason", reason),))
-        await context.abort(_STATUS[reason], message)
+        await refuse(context, _STATUS[reason], message, reason)
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,8 @@ class Guard(aio.ServerInterceptor):
             facts = facts_of_pem(pem[0]) if pem else None
         except CertificateError as error:
             await self._keeper.refuse(context, "certificate", str(error), method=method)
-            raise
         if facts is None:
             await self._keeper.refuse(context, "certificate", "the caller shows no certificate", method=method)
-            raise AssertionError("refused")
         await self._check(facts, context, method)
         identity = facts.identity
         if identity.role not in RULES.get(method, ()):

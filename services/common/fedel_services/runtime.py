@@ -6,11 +6,8 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -21,6 +18,7 @@ from fedel.security.certificates import utc_now
 from fedel.security.folder import Revocations, Watched, check_valid
 from fedel.security.tls import Tls
 from fedel.wire.channel import SERVER_OPTIONS, server_credentials
+from fedel_services.errors import refuse as refuse
 from fedel_services.guard import Gatekeeper, Guard
 from fedel_services.health import Health
 
@@ -106,11 +104,3 @@ async def until_told_to_stop() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
-
-
-async def refuse(context: Any, code: grpc.StatusCode, message: str, reason: str = "") -> None:
-    """End a call with an error that says what to do; ``reason`` is the short word a metric counts by."""
-    if reason:
-        context.set_trailing_metadata((("fedel-reason", reason),))
-    with suppress(asyncio.CancelledError):
-        await context.abort(code, message)

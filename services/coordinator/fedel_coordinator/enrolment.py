@@ -40,7 +40,6 @@ class Enrolment(EnrolmentServiceServicer):
             )
         except CertificateError as error:
             await self._keeper.refuse(context, "token", str(error))
-            raise
         log.info("enrolled %s from %s", grant.identity, context.peer(), extra={"client": grant.identity.name})
         return pb.EnrolResponse(certificates=certificates)
 
@@ -48,13 +47,11 @@ class Enrolment(EnrolmentServiceServicer):
         now = caller()
         if now is None:
             await self._keeper.refuse(context, "certificate", "only who has a certificate can renew it")
-            raise AssertionError("refused")
         await _check_request(request.signing_request, context)
         try:
             certificates = await asyncio.to_thread(self._authority.renew, request.signing_request, now.facts)
         except CertificateError as error:
             await self._keeper.refuse(context, "revoked", str(error), client=now.facts.identity.name)
-            raise
         log.info("renewed the certificate of %s", now.facts.identity, extra={"client": now.facts.identity.name})
         return pb.RenewResponse(certificates=certificates)
 
@@ -104,4 +101,3 @@ async def _check_request(pem: bytes, context: Any) -> None:
         key_of_request(pem, "the signing request")
     except CertificateError as error:
         await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error), "request")
-        raise

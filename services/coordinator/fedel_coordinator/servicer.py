@@ -142,7 +142,6 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             await refuse(context, code.UNAVAILABLE, str(error))
         except FedelError as error:
             await refuse(context, code.INVALID_ARGUMENT, str(error), "config")
-        raise AssertionError("refused")
 
     async def ControlRun(self, request: pb.ControlRunRequest, context: Any) -> pb.ControlRunResponse:
         known = await self._find(request.run, context)
@@ -220,7 +219,6 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         if row is None:
             text = f"no run '{name}' here; ListRuns tells which there are" if name else "there is no run yet"
             await refuse(context, grpc.StatusCode.NOT_FOUND, text, "unknown_run")
-            raise AssertionError("refused")
         return self._coordinator.runs.get(row.name, row)
 
 
@@ -228,7 +226,7 @@ def _status(run: Run | RunRow) -> pb.RunStatus:
     return status.live(run) if isinstance(run, Run) else status.stored(run)
 
 
-async def _hello(requests: Any, context: Any) -> pb.Hello:
+async def _hello(requests: Any, context: Any) -> pb.Hello:  # noqa: RET503  # refuse never returns
     async for request in requests:
         hello: pb.Hello = request.hello
         named = 0 < len(hello.client) <= MAX_CLIENT_NAME and hello.client.isprintable()
@@ -237,4 +235,3 @@ async def _hello(requests: Any, context: Any) -> pb.Hello:
         break
     text = f"a session begins with Hello and a client's name of at most {MAX_CLIENT_NAME} printable letters"
     await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text, "hello")
-    raise AssertionError("refused")
