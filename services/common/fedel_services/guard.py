@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -20,6 +19,7 @@ from fedel.security.folder import Revocations, Watched
 from fedel.security.identity import RULES
 from fedel.telemetry import AccessMetrics
 from fedel_services.errors import refuse
+from fedel_services.handlers import Behaviour, behaviour_of, with_behaviour
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,6 @@ _STATUS = {
     "token": grpc.StatusCode.UNAUTHENTICATED,
     "role": grpc.StatusCode.PERMISSION_DENIED,
     "client": grpc.StatusCode.PERMISSION_DENIED,
-}
-_MAKE = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
 }
 
 
@@ -91,28 +85,20 @@ class Guard(aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
-        make = _MAKE[handler.request_streaming, handler.response_streaming]
         guard = self._guard_stream if handler.response_streaming else self._guard_answer
-        return make(
-            guard(_behaviour(handler), details.method),
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
+        return with_behaviour(handler, guard(behaviour_of(handler), details.method))
 
-    def _guard_answer(self, behaviour: Any, method: str) -> Any:
+    def _guard_answer(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def answer(request: Any, context: Any) -> Any:
             await self._admit(context, method)
             return await behaviour(request, context)
 
         return answer
 
-    def _guard_stream(self, behaviour: Any, method: str) -> Any:
+    def _guard_stream(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def answer(request: Any, context: Any) -> None:
             facts = await self._admit(context, method)
-            if inspect.isasyncgenfunction(behaviour):
-                work = asyncio.ensure_future(_write_all(behaviour(request, context), context))
-            else:
-                work = asyncio.ensure_future(behaviour(request, context))
+            work = asyncio.ensure_future(behaviour(request, context))
             try:
                 while not work.done():
                     await asyncio.wait({work}, timeout=RECHECK_SECONDS)
@@ -151,12 +137,3 @@ class Guard(aio.ServerInterceptor):
         if utc_now() >= facts.not_after:
             message = f"the certificate of {facts.identity} has expired: renew it, or enrol again"
             await self._keeper.refuse(context, "expired", message, **about)
-
-
-def _behaviour(handler: Any) -> Any:
-    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-
-
-async def _write_all(messages: Any, context: Any) -> None:
-    async for message in messages:
-        await context.write(message)

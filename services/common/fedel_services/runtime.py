@@ -18,6 +18,7 @@ from fedel.security.certificates import utc_now
 from fedel.security.folder import Revocations, Watched, check_valid
 from fedel.security.tls import Tls
 from fedel.wire.channel import SERVER_OPTIONS, server_credentials
+from fedel_services.errors import ErrorStatuses, Statuses
 from fedel_services.errors import refuse as refuse
 from fedel_services.guard import Gatekeeper, Guard
 from fedel_services.health import Health
@@ -29,12 +30,19 @@ GRACE_SECONDS = 10.0
 class Server:
     """A gRPC server with health and reflection. Not ready until told so, and not ready again while it stops."""
 
-    def __init__(self, service_names: Sequence[str], tls: Tls, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        tls: Tls,
+        registry: CollectorRegistry,
+        statuses: Statuses | None = None,
+    ) -> None:
+        """``statuses`` says how calls end with errors of the service's own classes."""
         self._tls = tls
         self._watched = Watched(tls.folder) if tls.secure else None
         self.keeper = Gatekeeper(registry, self._watched)
         guards = [Guard(self.keeper, Revocations(tls.crl_path, self._watched))] if self._watched else []
-        self.grpc = aio.server(interceptors=guards, options=SERVER_OPTIONS)
+        self.grpc = aio.server(interceptors=[*guards, ErrorStatuses(statuses)], options=SERVER_OPTIONS)
         self._health = Health()
         self._service_names = [*service_names]
         self._probed: aio.Server | None = None

@@ -8,23 +8,31 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from fedel_services.errors import Status, Statuses
 from fedel_services.http import new_registry
 from fedel_services.runtime import Server, write_address
+from grpc import StatusCode
 
 from fedel.telemetry import CoordinatorMetrics
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from fedel_coordinator.config import CoordinatorConfig
-from fedel_coordinator.coordinator import Coordinator
+from fedel_coordinator.coordinator import Coordinator, ModelMissing, NameTaken
 from fedel_coordinator.enrolment import enrolling
 from fedel_coordinator.servicer import CoordinatorServicer
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.sql import SqlStore
-from fedel_coordinator.store import Store
+from fedel_coordinator.store import Store, StoreUnavailable
 from fedel_coordinator.web.page import showing
 
 log = logging.getLogger(__name__)
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+STATUSES: Statuses = {
+    StoreUnavailable: Status(StatusCode.UNAVAILABLE, "store"),
+    NameTaken: Status(StatusCode.ALREADY_EXISTS, "exists"),
+    ModelMissing: Status(StatusCode.FAILED_PRECONDITION, "no_model"),
+}
+"""How calls end with errors of the coordinator's own."""
 
 
 @asynccontextmanager
@@ -39,7 +47,7 @@ async def serving(
     shards = shards or Shards(config.aggregators, config.tls)
     registry = new_registry("coordinator")
     coordinator = Coordinator(config, kept, shards, now=now, metrics=CoordinatorMetrics(registry))
-    server = Server([SERVICE], config.tls, registry)
+    server = Server([SERVICE], config.tls, registry, STATUSES)
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
     try:
         await coordinator.start()
