@@ -1,7 +1,7 @@
-"""Files of closed rounds, kept to be written over by the next one's updates.
+"""Files of closed rounds, kept to be overwritten by the updates of later ones.
 
-A new file's pages must be found, cleared and given blocks on disk; that can cost several times the copying of
-the bytes that go there. A file that is there already has all of it.
+A new file costs more than its bytes: the system must find pages, clear them and reserve blocks on disk, which
+can take several times as long as copying the bytes. A recycled file has all of that already.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from pathlib import Path
 from threading import Lock
 from uuid import uuid4
 
-MOST_BYTES = 1 << 30
-"""Disk that spare files may hold."""
-MOST_FILES = 256
+MAX_BYTES = 1 << 30
+"""Disk space that recycled files may hold."""
+MAX_FILES = 256
 
 
-class Spares:
-    """A folder of spare files, on the file system of those they become; every run shares it, in any thread."""
+class RecycledFiles:
+    """A folder of files to reuse, on the file system where they are needed. All runs and threads share it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
     def take(self, path: Path) -> None:
-        """Let a spare file become ``path``, whatever is in it; nothing happens if none is left."""
+        """Rename a recycled file to ``path``, with its old content; does nothing if none is left."""
         with self._lock:
-            spare = next(self._folder.iterdir(), None)
-            if spare is not None:
-                spare.rename(path)
+            recycled = next(self._folder.iterdir(), None)
+            if recycled is not None:
+                recycled.rename(path)
 
     def give(self, paths: Iterable[Path]) -> None:
-        """Keep as many of these files as there is room for."""
+        """Keep as many of these files as the limits allow; the others stay where they are."""
         with self._lock:
-            sizes = [spare.stat().st_size for spare in self._folder.iterdir()]
+            sizes = [recycled.stat().st_size for recycled in self._folder.iterdir()]
             num_files, num_bytes = len(sizes), sum(sizes)
             for path in paths:
                 num_files, num_bytes = num_files + 1, num_bytes + path.stat().st_size
-                if num_files > MOST_FILES or num_bytes > MOST_BYTES:
+                if num_files > MAX_FILES or num_bytes > MAX_BYTES:
                     return
                 path.rename(self._folder / uuid4().hex)

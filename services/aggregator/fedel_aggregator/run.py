@@ -1,16 +1,14 @@
-"""One run on one aggregator: which updates are in, what they fold to, and which version is the newest.
+"""One run on one aggregator: its open round, the updates in it, and the versions of its model.
 
-Nothing here waits for a network or knows gRPC; methods that touch files are called in a worker thread, one at a
-time for each run. The open round has the newest version's number: version v is the model before round v.
+``fedel.roles.aggregator`` decides; this module reads and writes the files and folds the updates accordingly. It
+waits for no network and knows nothing of gRPC. Its methods block: each runs in a thread, one at a time per run.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,27 +18,49 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
 from fedel.errors import ServiceError, UpdateRefused
+from fedel.files import TEMPORARY, write_atomic
 from fedel.job import LATE_POLICIES
-from fedel.roles.aggregator import RoundFold
+from fedel.roles.aggregator import Content, RoundFold, ShardRound, Upload, Verdict
 from fedel.strategies import build
 from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1.aggregator_pb2 import CommitRoundResponse, ModelHeader, SealRoundResponse, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import spec_from_pb
-from fedel_aggregator.files import sync_directory, write_file
 from fedel_aggregator.journal import Journal, Part, read_update
-from fedel_aggregator.spares import Spares
-from fedel_aggregator.store import Meta, TensorWriter, Versions
+from fedel_aggregator.recycled_files import RecycledFiles
+from fedel_aggregator.versions import Meta, Versions
 
 HEADER_FILE = "run.pb"
 LABELS_FILE = "labels.json"
 NUM_NEWEST_KEPT = 2
-"""Clients of the open round fetch the newest; one that is a round late may still fetch the one before."""
+"""Clients of the open round download the newest; one that is a round late may still need the one before."""
+
+
+def shard_spec(header: ModelHeader) -> ModelSpec:
+    """The part of the model that this aggregator keeps; refused if the header makes no sense."""
+    spec = spec_from_pb(header.spec)
+    if not header.run:
+        raise UpdateRefused("header", "the run has no name: give it one")
+    if (header.late_policy or "refuse") not in LATE_POLICIES:
+        raise UpdateRefused(
+            "header",
+            f"late_policy '{header.late_policy}' is unknown; choose from: {', '.join(LATE_POLICIES)}",
+        )
+    build(json.loads(header.strategy_json))
+    payload.check(header.tensors, spec)
+    partial = [entry.name for entry in header.tensors if entry.where.ByteSize()]
+    if partial or not header.tensors:
+        raise UpdateRefused("shape", f"a first model consists of whole tensors; these are not: {partial}")
+    return spec.subset({entry.name for entry in header.tensors})
+
+
+def _upload(header: UpdateHeader) -> Upload:
+    return Upload(header.report.client, Content(header.report.round_num, header.digest))
 
 
 @dataclass(frozen=True)
 class _Written:
-    """What came of writing a version's tensors."""
+    """A version whose tensors are written."""
 
     crc32: dict[str, int]
     changed: dict[str, int]
@@ -50,67 +70,11 @@ class _Written:
     state: Tensors
 
 
-def shard_spec(header: ModelHeader) -> ModelSpec:
-    """The part of the model that this aggregator keeps; refused if the header makes no sense."""
-    spec = spec_from_pb(header.spec)
-    if not header.run:
-        raise UpdateRefused("header", "a run needs a name")
-    if (header.late_policy or "refuse") not in LATE_POLICIES:
-        raise UpdateRefused(
-            "header", f"late_policy '{header.late_policy}' is none of: {', '.join(LATE_POLICIES)}"
-        )
-    build(json.loads(header.strategy_json))
-    payload.check(header.tensors, spec)
-    partial = [entry.name for entry in header.tensors if entry.where.ByteSize()]
-    if partial or not header.tensors:
-        raise UpdateRefused("shape", f"a first model is made of whole tensors; these are not: {partial}")
-    return spec.subset({entry.name for entry in header.tensors})
+class ShardRun:
+    """A run, with this aggregator's share of its tensors, as it is in its folder."""
 
-
-class NewRun:
-    """A run's first model on its way in. The run is there once its header is on disk, at the very end."""
-
-    def __init__(self, folder: Path, header: ModelHeader, spares: Spares) -> None:
-        self._folder, self._header, self._spares = folder, header, spares
-        shard_spec(header)
-        shutil.rmtree(folder, ignore_errors=True)
-        self._versions = Versions(folder / "versions")
-        self._handle = os.open(self._versions.path(0), os.O_RDWR | os.O_CREAT, 0o644)
-        self._writer = TensorWriter(
-            self._handle, [(entry.name, tuple(entry.shape)) for entry in header.tensors]
-        )
-        self.num_bytes = sum(entry.num_bytes for entry in header.tensors)
-        self.received = 0
-
-    def append(self, pieces: Sequence[bytes | memoryview]) -> None:
-        self.received += self._writer.put_bytes(self.received, *pieces)
-
-    def close(self) -> None:
-        os.close(self._handle)
-
-    def finish(self) -> Run:
-        os.fsync(self._handle)
-        with self._versions.open(0) as file:
-            for entry in self._header.tensors:
-                values = file.tensor(entry.name)
-                payload.unpack(entry, values.reshape(-1).view(np.uint8).data, values.shape)
-                if not np.isfinite(values).all():
-                    raise UpdateRefused(
-                        "not_finite", f"tensor '{entry.name}' of the first model holds NaN or Inf"
-                    )
-        crc32 = {entry.name: entry.crc32 for entry in self._header.tensors}
-        self._versions.publish(Meta(0, crc32, dict.fromkeys(crc32, 0)))
-        (self._folder / "rounds").mkdir(exist_ok=True)
-        write_file(self._folder / HEADER_FILE, self._header.SerializeToString(deterministic=True))
-        sync_directory(self._folder.parent)
-        return Run(self._folder, self._spares)
-
-
-class Run:
-    """A run as its folder tells it."""
-
-    def __init__(self, folder: Path, spares: Spares) -> None:
-        self._folder, self._spares = folder, spares
+    def __init__(self, folder: Path, recycled: RecycledFiles) -> None:
+        self._folder, self._recycled = folder, recycled
         self.header = ModelHeader.FromString((folder / HEADER_FILE).read_bytes())
         self.name = self.header.run
         self.spec = shard_spec(self.header)
@@ -118,157 +82,138 @@ class Run:
         self.versions = Versions(folder / "versions")
         self.versions.clean()
         if not self.versions.all():
-            raise ServiceError(f"{folder}: the run has no version of its model left; restore it from a copy")
-        self._labels: dict[str, int] = self._read_labels()
+            raise ServiceError(f"{folder}: no version of the model is left; restore the folder from a copy")
+        for unfinished in folder.glob(f"*{TEMPORARY}"):
+            unfinished.unlink()
+        labels = folder / LABELS_FILE
+        self._labels: dict[str, int] = json.loads(labels.read_text(encoding="utf-8")) if labels.exists() else {}
         self._open(self.versions.all()[-1])
 
-    def _read_labels(self) -> dict[str, int]:
-        path = self._folder / LABELS_FILE
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-    def _open(self, round_num: int) -> None:
-        """Take up a round: after a restart with the updates that had been acknowledged."""
-        self.version = round_num
-        self.meta = self.versions.meta(round_num)
-        self.journal = Journal(self._folder / "rounds" / f"{round_num:06d}", self._spares)
-        self.sealed = self.journal.sealed
-        self.headers: dict[str, UpdateHeader] = {h.report.client: h for h in self.journal.headers()}
-        self.fold_seconds = 0.0
-        self._fold: RoundFold | None = self._folded(self.headers)
+    def _open(self, number: int) -> None:
+        """Open a round; after a restart, with the updates that had been acknowledged."""
+        takes_late = self.header.late_policy == "next"
+        meta = self.versions.meta(number)
+        journal = Journal(self._folder / "rounds" / f"{number:06d}", self._recycled)
+        headers = journal.load()
+        self._meta, self._journal = meta, journal
+        self._reports = {header.report.client: header.report for header in headers}
+        self.round = ShardRound(
+            self.name,
+            number,
+            takes_late=takes_late,
+            sealed=journal.sealed,
+            accepted=map(_upload, headers),
+            counted_before=meta.counted,
+        )
+        self._fold_seconds = 0.0
+        self._fold: RoundFold | None = self._fold_of(self.round.clients)
         for folder in (self._folder / "rounds").iterdir():
-            if folder != self.journal.folder:
-                Journal(folder, self._spares).retire(self.journal if self._counts_late else None)
+            if folder != journal.folder:
+                Journal(folder, self._recycled).retire(journal if takes_late else None)
 
     @property
-    def _counts_late(self) -> bool:
-        return self.header.late_policy == "next"
+    def version(self) -> int:
+        """The newest version, which the open round starts from."""
+        return self.round.number
 
-    def _folded(self, clients: Collection[str]) -> RoundFold:
+    def _fold_of(self, clients: Collection[str]) -> RoundFold:
         """The fold of some of the updates that are in."""
         started = time.monotonic()
         fold = RoundFold(self._strategy, self.spec)
         for client in sorted(clients):
-            fold.add(self.journal.read(client, self.spec))
-        self.fold_seconds += time.monotonic() - started
+            fold.add(self._journal.read(client, self.spec))
+        self._fold_seconds += time.monotonic() - started
         return fold
 
-    def admit(self, header: UpdateHeader) -> bool:
-        """Whether the update is in already; refused if it cannot be taken."""
-        client, key = header.report.client, (header.report.round_num, header.digest)
-        if not client:
-            raise UpdateRefused("header", "an update needs its client's name in its report")
+    def examine(self, header: UpdateHeader) -> Upload | None:
+        """Check an update by its header, before any byte of it; ``None`` if it counts already.
+
+        This is the expensive check, and the only one of the manifest: what it returns stands for it later.
+        """
+        upload = _upload(header)
+        if not upload.client:
+            raise UpdateRefused("header", "the report names no client: set its client")
         if payload.digest(header.tensors) != header.digest:
-            raise UpdateRefused("digest", f"the digest of client '{client}' is not that of its manifest")
-        there = self.headers.get(client)
-        taken = [self.meta.counted[client]] if client in self.meta.counted else []
-        taken += [(there.report.round_num, there.digest)] if there else []
-        if key in taken:
-            return True
-        if any(round_num == key[0] for round_num, _ in taken):
-            raise UpdateRefused("conflict", f"client '{client}' sent another update of round {key[0]} before")
-        self._check_round(client, key[0])
-        if there:
-            raise UpdateRefused(
-                "conflict", f"client '{client}' counts in round {self.version} with an update that came late"
-            )
+            raise UpdateRefused("digest", f"the digest of client '{upload.client}' does not match its manifest")
+        if self.round.admit(upload) is Verdict.DUPLICATE:
+            return None
         payload.check(header.tensors, self.spec)
-        return False
+        return upload
 
-    def _check_round(self, client: str, round_num: int) -> None:
-        if round_num > self.version:
-            raise UpdateRefused(
-                "early", f"round {round_num} of run '{self.name}' is not open yet: {self.version} is"
-            )
-        is_next = self._counts_late and round_num in (self.version, self.version - 1)
-        if is_next and self.sealed:
-            raise UpdateRefused(
-                "sealed", f"round {self.version} is being closed: send it again for the next one"
-            )
-        if (round_num < self.version or self.sealed) and not is_next:
-            raise UpdateRefused(
-                "late", f"round {round_num} of run '{self.name}' is closed: client '{client}' comes too late"
-            )
-
-    def begin(self, header: UpdateHeader) -> Part | None:
-        """Start taking an update, or go on with it; ``None`` if it is in already."""
-        return None if self.admit(header) else self.journal.begin(header)
+    def begin(self, upload: Upload, header: UpdateHeader) -> Part | None:
+        """Start to receive an update, or resume it; ``None`` if it counts already."""
+        if self.round.admit(upload) is Verdict.DUPLICATE:
+            return None
+        return self._journal.begin(upload, header)
 
     def take(self, part: Part) -> bool:
-        """Check an update that came in whole, fold it, and let it count; false if it was in already.
+        """Fold an update whose bytes are all there, and let it count; false if it counts already.
 
         It is folded before it is renamed: what is in the journal has always passed the fold.
         """
-        if self.admit(part.header):
+        if self.round.admit(part.upload) is Verdict.DUPLICATE:
             return False
-        client, started = part.header.report.client, time.monotonic()
+        client, started = part.upload.client, time.monotonic()
         if self._fold is None:
-            self._fold = self._folded(self.headers)
+            self._fold = self._fold_of(self.round.clients)
         try:
-            update = read_update(part.handle, part.header, part.start, self.spec)
-            self._fold.add(update)
+            self._fold.add(read_update(part.handle, part.header, part.start, self.spec))
         except UpdateRefused:
-            self.journal.drop(client)
+            self._journal.drop(client)
             raise
-        del update
         try:
-            self.journal.commit(part)
+            self._journal.commit(part)
         except OSError:
+            # The fold has an update that does not count: make it again, from the journal.
             self._fold = None
             raise
-        self.headers[client] = part.header
-        self.fold_seconds += time.monotonic() - started
+        self.round.accept(part.upload)
+        self._reports[client] = part.header.report
+        self._fold_seconds += time.monotonic() - started
         return True
 
     def seal(self, round_num: int) -> SealRoundResponse:
-        """Take no further update of the round. Asked again, even after its commit, the answer is the same."""
-        if round_num == self.version - 1:
-            return ParseDict(self.meta.sealed, SealRoundResponse())
-        self._expect(round_num)
-        if not self.sealed:
-            self.journal.seal()
-            self.sealed = True
-        return SealRoundResponse(reports=[self.headers[client].report for client in sorted(self.headers)])
-
-    def _expect(self, round_num: int) -> None:
-        if round_num != self.version:
-            reason = "early" if round_num > self.version else "late"
-            raise UpdateRefused(reason, f"run '{self.name}' is in round {self.version}, not in {round_num}")
+        """Take no further update of the round. Repeated, also after the commit, it gives the same answer."""
+        if self.round.is_answered(round_num):
+            return ParseDict(self._meta.sealed, SealRoundResponse())
+        if not self.round.sealed:
+            self._journal.seal()
+            self.round.seal()
+        return SealRoundResponse(reports=[self._reports[client] for client in self.round.clients])
 
     def commit(self, round_num: int, clients: Collection[str]) -> CommitRoundResponse:
-        """Make the next version of these clients' updates. Asked again, the answer is the same."""
-        if round_num == self.version - 1:
-            return ParseDict(self.meta.committed, CommitRoundResponse())
+        """Make the next version from these clients' updates. Repeated, it gives the same answer."""
+        if self.round.is_answered(round_num):
+            return ParseDict(self._meta.committed, CommitRoundResponse())
         sealed = self.seal(round_num)
-        if missing := sorted(set(clients) - self.headers.keys()):
-            raise UpdateRefused("missing", f"no update of round {round_num} is here of: {', '.join(missing)}")
-        fold = self._fold
-        if fold is None or fold.clients != set(clients):
-            fold = self._fold = self._folded(clients)
+        counted = self.round.close_with(clients)
+        if self._fold is None or self._fold.clients != counted.keys():
+            self._fold = self._fold_of(counted)
         started, version = time.monotonic(), round_num + 1
-        written = self._write(version, fold, self.versions.read_state(round_num))
+        written = self._write(version, self._fold, self.versions.read_state(round_num))
         self.versions.write_state(version, written.state)
         answer = CommitRoundResponse(
             version=version,
             tensors=[t.name for t in self.spec.tensors],
             global_importance=written.importance,
             num_clients=written.num_clients,
-            fold_seconds=self.fold_seconds,
+            fold_seconds=self._fold_seconds,
             commit_seconds=time.monotonic() - started,
         )
-        counted = {c: (self.headers[c].report.round_num, self.headers[c].digest) for c in sorted(clients)}
         self.versions.publish(
             Meta(version, written.crc32, written.changed, counted, _to_json(sealed), _to_json(answer))
         )
-        self._fold = fold = None
+        # Frees the accumulator before the next round makes its own.
+        self._fold = None
         self._open(version)
-        self._retain()
+        self._delete_old()
         return answer
 
     def _write(self, version: int, fold: RoundFold, state: Tensors) -> _Written:
-        """The next version's tensors, one at a time: no model is ever in memory."""
+        """Write the next version's tensors, one at a time: the whole model is never in memory."""
         crc32, changed, importance, num_clients = {}, {}, [], []
         shapes = [(t.name, t.shape) for t in self.spec.tensors]
-        with self.versions.open(version - 1) as old_file, self.versions.writing(version, shapes) as writer:
+        with self.versions.open(version - 1) as old_file, self.versions.write(version, shapes) as writer:
             for tensor in self.spec.tensors:
                 name, old = tensor.name, old_file.tensor(tensor.name)
                 closed = fold.finish({name: old}, state)
@@ -276,19 +221,19 @@ class Run:
                 crc32[name] = writer.put(name, new)
                 importance.append(closed.global_importance[name])
                 moved = importance[-1] > 0 or not _same_bits(new, old)
-                changed[name] = version if moved else self.meta.changed[name]
+                changed[name] = version if moved else self._meta.changed[name]
                 num_clients.append(closed.num_clients[name])
         return _Written(crc32, changed, importance, num_clients, state)
 
     def keep(self, version: int, label: str) -> None:
-        """Keep a version under a name; the one that had the name before is let go."""
+        """Keep a version under a label; the version that had the label before may then be deleted."""
         self.versions.meta(version)
         self._labels = {**self._labels, label: version}
-        write_file(self._folder / LABELS_FILE, json.dumps(self._labels).encode())
-        self._retain()
+        write_atomic(self._folder / LABELS_FILE, json.dumps(self._labels))
+        self._delete_old()
 
-    def _retain(self) -> None:
-        """Delete the versions that nothing asks to keep."""
+    def _delete_old(self) -> None:
+        """Delete the versions that are neither new, nor labelled, nor an n-th one to keep."""
         every = self.header.keep_every
         for version in self.versions.all()[:-NUM_NEWEST_KEPT]:
             if version not in self._labels.values() and not (every and version % every == 0):

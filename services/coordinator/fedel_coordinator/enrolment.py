@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc
 from fedel_services.guard import Gatekeeper, caller
-from fedel_services.runtime import GRACE_SECONDS, Server, refuse, write_address
+from fedel_services.runtime import GRACE_SECONDS, Server, refuse
 from grpc import aio
 
 from fedel.errors import CertificateError, ConfigError, ServiceError
+from fedel.files import write_atomic
 from fedel.security.authority import Authority
 from fedel.security.certificates import key_of_request
 from fedel.security.folder import Watched
@@ -79,7 +80,7 @@ async def enrolling(config: EnrolmentConfig, tls: Tls, server: Server) -> AsyncI
     try:
         address = f"{config.listen.rpartition(':')[0]}:{await _listen(other, config.listen, tls)}"
         if config.port_file is not None:
-            await asyncio.to_thread(write_address, config.port_file, address)
+            await asyncio.to_thread(write_atomic, config.port_file, address)
         log.info("devices enrol on %s", address)
         yield
     finally:

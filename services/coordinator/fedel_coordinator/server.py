@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 
 from fedel_services.errors import Status, Statuses
 from fedel_services.http import new_registry
-from fedel_services.runtime import Server, write_address
+from fedel_services.runtime import Server
 from grpc import StatusCode
 
+from fedel.files import write_atomic
 from fedel.telemetry import CoordinatorMetrics
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
@@ -56,7 +57,7 @@ async def serving(
             await server.set_ready(True)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
             if config.port_file is not None:
-                await asyncio.to_thread(write_address, config.port_file, address)
+                await asyncio.to_thread(write_atomic, config.port_file, address)
             log.info("coordinator listens on %s", address)
             async with showing(coordinator, registry):
                 yield address, coordinator
