@@ -1,17 +1,137 @@
-"""The aggregator's part of a round: fold updates as they come, then make the next model."""
+"""The aggregator's decisions: which updates a round takes, what it closes with, and what they fold to.
+
+Nothing here reads a file, a clock or a socket. Rounds and versions share their numbers: version v of the model
+is the one before round v, so the open round has the number of the newest version.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 from fedel.core.importance import global_change
 from fedel.errors import UpdateRefused
 from fedel.types import ModelSpec, Strategy, Tensors, Update
 
 
+class Content(NamedTuple):
+    """What an update is, whoever sends it: two updates of a client that are equal in this are the same."""
+
+    round_num: int
+    """The round that the client trained for."""
+    digest: str
+
+
+class Upload(NamedTuple):
+    """An update that a client wants to send."""
+
+    client: str
+    content: Content
+
+
+class Verdict(Enum):
+    """What to do with an upload that is not refused."""
+
+    TAKE = "take"
+    """Receive it, from the first byte that is missing."""
+    DUPLICATE = "duplicate"
+    """It counts already: confirm it and receive nothing."""
+
+
+class ShardRound:
+    """The open round of a run on one aggregator: open, then sealed, then committed as the next version.
+
+    The decisions are safe to ask for again: the same upload, seal or commit gets the same answer.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        number: int,
+        *,
+        takes_late: bool = False,
+        sealed: bool = False,
+        accepted: Iterable[Upload] = (),
+        counted_before: Mapping[str, Content] | None = None,
+    ) -> None:
+        """``takes_late``: an update of the round before counts in this one. ``counted_before``: what the round
+        before closed with, by client."""
+        self.run, self.number, self.sealed = run, number, sealed
+        self._takes_late = takes_late
+        self._accepted = {upload.client: upload.content for upload in accepted}
+        self._counted_before = counted_before or {}
+
+    @property
+    def clients(self) -> list[str]:
+        """Clients whose updates are in, sorted."""
+        return sorted(self._accepted)
+
+    def admit(self, upload: Upload) -> Verdict:
+        """Whether to take an upload; raises ``UpdateRefused`` with the reason if it cannot be taken."""
+        client, content = upload
+        accepted, before = self._accepted.get(client), self._counted_before.get(client)
+        if content in (accepted, before):
+            return Verdict.DUPLICATE
+        if any(other is not None and other.round_num == content.round_num for other in (accepted, before)):
+            raise UpdateRefused(
+                "conflict", f"client '{client}' already sent another update of round {content.round_num}"
+            )
+        self._check_in_time(client, content.round_num)
+        if accepted is not None:
+            raise UpdateRefused(
+                "conflict", f"client '{client}' already counts in round {self.number}, with its late update"
+            )
+        return Verdict.TAKE
+
+    def _check_in_time(self, client: str, round_num: int) -> None:
+        if round_num > self.number:
+            raise UpdateRefused(
+                "early", f"round {round_num} of run '{self.run}' is not open yet: round {self.number} is"
+            )
+        oldest = self.number - 1 if self._takes_late else self.number
+        if round_num < oldest or (self.sealed and not self._takes_late):
+            raise UpdateRefused(
+                "late", f"round {round_num} of run '{self.run}' is closed: client '{client}' is too late"
+            )
+        if self.sealed:
+            raise UpdateRefused(
+                "sealed",
+                f"round {self.number} of run '{self.run}' is being closed: send it again for the next one",
+            )
+
+    def accept(self, upload: Upload) -> None:
+        """From now on the upload, which was admitted, counts."""
+        self._accepted[upload.client] = upload.content
+
+    def is_answered(self, round_num: int) -> bool:
+        """Whether a request to seal or commit repeats one of the round before, which has its answer.
+
+        Refused if it is about any other round than that and the open one.
+        """
+        if round_num not in (self.number, self.number - 1):
+            reason = "early" if round_num > self.number else "late"
+            raise UpdateRefused(reason, f"run '{self.run}' is in round {self.number}, not in round {round_num}")
+        return round_num == self.number - 1
+
+    def seal(self) -> None:
+        """Take no further update."""
+        self.sealed = True
+
+    def close_with(self, clients: Collection[str]) -> dict[str, Content]:
+        """The updates to commit, by client; refused unless all of them are in."""
+        missing = sorted(set(clients) - self._accepted.keys())
+        if missing:
+            raise UpdateRefused(
+                "missing", f"round {self.number} of run '{self.run}' has no update of: {', '.join(missing)}"
+            )
+        return {client: self._accepted[client] for client in sorted(clients)}
+
+
 @dataclass(frozen=True)
 class Closed:
-    """What came of a round."""
+    """What a round made."""
 
     model: Tensors
     state: Tensors
@@ -23,7 +143,7 @@ class Closed:
 
 
 class RoundFold:
-    """One round of one aggregator; with shards, ``spec`` holds this shard's tensors alone."""
+    """The fold of one round on one aggregator; with shards, ``spec`` holds only this shard's tensors."""
 
     def __init__(self, strategy: Strategy, spec: ModelSpec) -> None:
         self._spec = spec
@@ -35,7 +155,7 @@ class RoundFold:
         """Fold an update in; ``UpdateRefused`` leaves everything as it was."""
         client = update.report.client
         if client in self.clients:
-            raise UpdateRefused("duplicate", f"client '{client}' is in this round already")
+            raise UpdateRefused("duplicate", f"client '{client}' is already in this round")
         self._check(update)
         self._fold.add(update)
         self.clients.add(client)
@@ -53,6 +173,7 @@ class RoundFold:
                 raise UpdateRefused("shape", f"tensor '{name}' is {patch.values.shape}, not {spec.shape}")
 
     def finish(self, model: Tensors, state: Tensors) -> Closed:
+        """The next model; a caller may finish tensor by tensor, handing the state on."""
         folded = self._fold.finish(model, state)
         change = global_change(folded.model, model)
         return Closed(folded.model, folded.state, change, dict(self._num_clients))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serving as aggregating
+from fedel_aggregator.server import serve as aggregating
 from fedel_aggregator.servicer import Aggregator
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.server import serving as coordinating

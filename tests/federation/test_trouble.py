@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from fedel.cli.submit import control
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.processes import RUN, federation, gate_of
@@ -83,12 +85,17 @@ async def one_upload(folder: Path, kind: str, share: float) -> AsyncIterator[tup
             assert same_bits(expected.model, await model_of(made.address, RUN, folder))
 
 
+def uploads(registry: CollectorRegistry, outcome: str) -> float | None:
+    return registry.get_sample_value("fedel_uploads_total", {"outcome": outcome})
+
+
 def test_an_upload_cut_at_half_does_not_send_its_first_half_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with one_upload(tmp_path, "cut", 0.5) as (made, _, num_bytes):
-            await until(lambda: made.aggregators[0].counts["committed"] == 1, "the rest arrives")
+            registry = made.aggregators[0].registry
+            await until(lambda: uploads(registry, "accepted") == 1, "the rest arrives")
             assert num_bytes < made.proxy.bytes_up < 1.2 * num_bytes
-            assert made.aggregators[0].counts["bytes_up"] < 0.7 * num_bytes
+            assert num_bytes == registry.get_sample_value("fedel_upload_bytes_total")
 
     asyncio.run(scenario())
 
@@ -96,11 +103,11 @@ def test_an_upload_cut_at_half_does_not_send_its_first_half_again(tmp_path: Path
 def test_an_update_whose_receipt_was_lost_counts_once_and_does_not_travel_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with one_upload(tmp_path, "mute", 0.9995) as (made, snare, num_bytes):
-            counts = made.aggregators[0].counts
-            await until(lambda: counts["committed"] == 1, "the update is committed")
+            registry = made.aggregators[0].registry
+            await until(lambda: uploads(registry, "accepted") == 1, "the update is committed")
             snare.released.set()
-            await until(lambda: counts["duplicate"] == 1, "the client asks again")
+            await until(lambda: uploads(registry, "duplicate") == 1, "the client sends it again")
             assert num_bytes < made.proxy.bytes_up < 1.05 * num_bytes
-            assert 1 == counts["committed"]
+            assert 1 == uploads(registry, "accepted")
 
     asyncio.run(scenario())

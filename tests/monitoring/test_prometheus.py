@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serving as aggregating
+from fedel_aggregator.server import serve as aggregating
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.server import serving as coordinating
 from fedel_edge.agent import Agent

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serving as aggregating
+from fedel_aggregator.server import serve as aggregating
 from fedel_aggregator.servicer import Aggregator
 from fedel_coordinator.config import CoordinatorConfig, EnrolmentConfig
 from fedel_coordinator.coordinator import Coordinator

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serving
+from fedel_aggregator.server import serve
 from fedel_services import probe
 
 from fedel.errors import ServiceError
@@ -36,7 +36,7 @@ def settings(tmp_path: Path, free: str) -> AggregatorConfig:
 
 def test_a_service_behind_tls_is_ready_while_it_runs(settings: AggregatorConfig, capsys) -> None:
     async def asked() -> tuple[int, bool]:
-        async with serving(settings) as (address, _):
+        async with serve(settings) as (address, _):
             return await asyncio.to_thread(probe.main, [settings.health]), await asyncio.to_thread(
                 probe.ready, address
             )
@@ -48,7 +48,7 @@ def test_a_service_behind_tls_is_ready_while_it_runs(settings: AggregatorConfig,
 
 def test_nothing_else_is_answered_there(settings: AggregatorConfig) -> None:
     async def asked() -> grpc.StatusCode:
-        async with serving(settings), grpc.aio.insecure_channel(settings.health) as channel:
+        async with serve(settings), grpc.aio.insecure_channel(settings.health) as channel:
             stub = aggregator_pb2_grpc.AggregatorServiceStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.SealRound(aggregator_pb2.SealRoundRequest(run="x"))
@@ -59,7 +59,7 @@ def test_nothing_else_is_answered_there(settings: AggregatorConfig) -> None:
 
 def test_a_port_in_use_is_told(settings: AggregatorConfig) -> None:
     async def start() -> None:
-        async with serving(settings):
+        async with serve(settings):
             pass
 
     host, _, port = settings.health.rpartition(":")

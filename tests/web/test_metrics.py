@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serving as aggregating
+from fedel_aggregator.server import serve as aggregating
 from fedel_coordinator import gauges
 from grpc import aio
 from prometheus_client import CollectorRegistry, generate_latest

@@ -28,10 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(parser)
     args = parser.parse_args(arguments)
     try:
-        return run(load(args.config, args.set))
+        return start(args.config, args.set)
     except FedelError as error:
         print(f"fedel agent: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def start(config_file: str | None, overrides: Sequence[str]) -> int:
+    """Run an agent until SIGTERM or SIGINT; returns the exit code."""
+    return run(load(config_file, overrides))
 
 
 def load(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:

@@ -1,8 +1,8 @@
-"""The updates of one round on disk: what was acknowledged can be folded again, what broke off can go on.
+"""The updates of one round on disk: what was acknowledged can be folded again, what broke off can be resumed.
 
 A file is two numbers (length of the header, bytes of the payload that are there), the header and the payload.
-``<client>.part`` fills while a client sends; renamed to ``<client>.update`` it counts. Beyond the bytes that
-are there may lie others of a round that is over: files are used again.
+``<client>.part`` grows while a client sends; renamed to ``<client>.update`` it counts. After the bytes that are
+there may follow others, of an earlier round: files are recycled.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from fedel.errors import ServiceError, UpdateRefused
+from fedel.files import safe_name, sync_directory, write_atomic
+from fedel.roles.aggregator import Upload
 from fedel.types import ModelSpec, Update
 from fedel.v1.aggregator_pb2 import UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
-from fedel_aggregator.files import safe_name, sync_directory, write_all, write_file
-from fedel_aggregator.spares import Spares
+from fedel_aggregator.recycled_files import RecycledFiles
+from fedel_aggregator.tensor_file import write_all
 
 _NUMBER_BYTES = 8
 _MESSAGE_START = 2 * _NUMBER_BYTES
@@ -30,14 +32,16 @@ _MESSAGE_START = 2 * _NUMBER_BYTES
 
 @dataclass
 class Part:
-    """An update on its way in. Only one stream at a time writes it."""
+    """An update that is being received. Only one stream at a time writes it."""
 
+    upload: Upload
+    """Its manifest has been checked; whether the round takes it was decided with this."""
     header: UpdateHeader
     handle: int
     start: int
     """Where the payload begins in the file."""
     received: int
-    """Bytes of the payload that are there."""
+    """Bytes of the payload that are there: where the client continues."""
 
     @property
     def num_bytes(self) -> int:
@@ -55,10 +59,12 @@ class Part:
 
 
 class Journal:
-    """One round's folder."""
+    """The folder of one round."""
 
-    def __init__(self, folder: Path, spares: Spares) -> None:
-        self.folder, self._spares = folder, spares
+    def __init__(self, folder: Path, recycled: RecycledFiles) -> None:
+        self.folder, self._recycled = folder, recycled
+        self._updates: dict[str, Path] = {}
+        """Files of the updates that count, by client."""
         folder.mkdir(parents=True, exist_ok=True)
         sync_directory(folder.parent)
 
@@ -67,19 +73,19 @@ class Journal:
         return (self.folder / "sealed").exists()
 
     def seal(self) -> None:
-        write_file(self.folder / "sealed", b"")
+        write_atomic(self.folder / "sealed", b"")
 
     def _path(self, client: str, suffix: str) -> Path:
         return self.folder / f"{safe_name(client)}.{suffix}"
 
-    def begin(self, header: UpdateHeader) -> Part:
-        """Start an update, or go on with it where the same one broke off."""
-        path = self._path(header.report.client, "part")
+    def begin(self, upload: Upload, header: UpdateHeader) -> Part:
+        """Start an update, or resume it where the same one broke off."""
+        path = self._path(upload.client, "part")
         if not path.exists():
-            self._spares.take(path)
+            self._recycled.take(path)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         message = header.SerializeToString(deterministic=True)
-        part = Part(header, handle, _MESSAGE_START + len(message), 0)
+        part = Part(upload, header, handle, _MESSAGE_START + len(message), 0)
         size = os.fstat(handle).st_size
         if _read_message(handle) == message:
             received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
@@ -91,21 +97,28 @@ class Journal:
 
     def commit(self, part: Part) -> None:
         """From here on the update counts, whatever happens. Its bytes must be on disk already."""
-        client = part.header.report.client
-        self._path(client, "part").rename(self._path(client, "update"))
+        client = part.upload.client
+        path = self._path(client, "update")
+        self._path(client, "part").rename(path)
         sync_directory(self.folder)
+        self._updates[client] = path
 
     def drop(self, client: str) -> None:
-        """Forget what a client sent so far."""
+        """Delete what a client sent so far."""
         self._path(client, "part").unlink(missing_ok=True)
 
-    def headers(self) -> list[UpdateHeader]:
-        """The updates that count, in a fixed order."""
-        return [_open(path)[0] for path in sorted(self.folder.glob("*.update"))]
+    def load(self) -> list[UpdateHeader]:
+        """Find the updates that count; returns their headers, in a fixed order."""
+        headers = []
+        for path in sorted(self.folder.glob("*.update")):
+            header, _ = _open(path)
+            self._updates[header.report.client] = path
+            headers.append(header)
+        return headers
 
     def read(self, client: str, spec: ModelSpec) -> Update:
         """An update that counts."""
-        path = self._path(client, "update")
+        path = self._updates[client]
         header, start = _open(path)
         with path.open("rb") as file:
             try:
@@ -114,11 +127,11 @@ class Journal:
                 raise _damaged(path) from None
 
     def retire(self, successor: Journal | None) -> None:
-        """End the round; updates still on their way in move on to ``successor``, if there is one."""
+        """End the round; unfinished updates move to ``successor``, if there is one."""
         if successor is not None:
             for path in self.folder.glob("*.part"):
                 path.rename(successor.folder / path.name)
-        self._spares.give(self.folder.glob("*.update"))
+        self._recycled.give(self.folder.glob("*.update"))
         shutil.rmtree(self.folder)
 
 
@@ -144,7 +157,7 @@ def _open(path: Path) -> tuple[UpdateHeader, int]:
 
 
 def _damaged(path: Path) -> ServiceError:
-    return ServiceError(f"{path}: the update is damaged; delete it to go on without this client")
+    return ServiceError(f"{path}: the update is damaged; delete it to continue without this client")
 
 
 def _number(value: int) -> bytes:
@@ -152,7 +165,7 @@ def _number(value: int) -> bytes:
 
 
 def _read_message(handle: int) -> bytes:
-    """The header of a file as bytes; empty if it is not there whole."""
+    """The header of a file as bytes; empty if it is not complete."""
     length = int.from_bytes(os.pread(handle, _NUMBER_BYTES, 0), "little")
     if length > os.fstat(handle).st_size - _MESSAGE_START:
         return b""

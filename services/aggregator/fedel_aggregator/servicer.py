@@ -1,313 +1,193 @@
-"""AggregatorService: the gRPC side of the runs, which decide everything themselves."""
+"""AggregatorService: the gRPC side of the runs.
+
+The order of an upload is in ``PutUpdate`` and ``_receive``; what the runs do with it is in ``run.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import shutil
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-import grpc
+from fedel_services.errors import describe_call
 from fedel_services.guard import require_client
-from fedel_services.runtime import refuse
-from grpc import aio
+from fedel_services.threads import in_thread
 from prometheus_client import CollectorRegistry
 
-from fedel.errors import ConfigError, UpdateRefused
+from fedel.errors import UpdateRefused
+from fedel.files import safe_name
 from fedel.telemetry import AggregatorMetrics
 from fedel.v1 import aggregator_pb2 as pb
-from fedel.v1 import aggregator_pb2_grpc, model_pb2
-from fedel.wire.payload import CHUNK_BYTES
-from fedel.wire.views import UploadPiece, model_piece
+from fedel.v1 import aggregator_pb2_grpc
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.files import safe_name
-from fedel_aggregator.journal import Part
-from fedel_aggregator.rounds import HEADER_FILE, NewRun, Run
-from fedel_aggregator.spares import Spares
-from fedel_aggregator.store import TensorFile
-from fedel_aggregator.uploads import Stream, Uploads, drain, in_thread, in_time, receive
+from fedel_aggregator.first_model import FirstModel
+from fedel_aggregator.permits import ClientStream, UploadPermits
+from fedel_aggregator.recycled_files import RecycledFiles
+from fedel_aggregator.run import HEADER_FILE, ShardRun
+from fedel_aggregator.streams import drain, in_time, read_header, receive_payload, send_model
 
 log = logging.getLogger("fedel.aggregator")
 T = TypeVar("T")
-PIECES_AT_ONCE = 4
-"""Pieces of a model read in one go: each hand-over to a thread has its price."""
-
-STATUS = {
-    "checksum": grpc.StatusCode.DATA_LOSS,
-    "conflict": grpc.StatusCode.ALREADY_EXISTS,
-    "late": grpc.StatusCode.FAILED_PRECONDITION,
-    "early": grpc.StatusCode.FAILED_PRECONDITION,
-    "missing": grpc.StatusCode.FAILED_PRECONDITION,
-    "unknown_run": grpc.StatusCode.NOT_FOUND,
-    "unknown_version": grpc.StatusCode.NOT_FOUND,
-    "superseded": grpc.StatusCode.ABORTED,
-    "sealed": grpc.StatusCode.UNAVAILABLE,
-    "starting": grpc.StatusCode.UNAVAILABLE,
-    "idle": grpc.StatusCode.DEADLINE_EXCEEDED,
-    "disk": grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
-"""How a refusal ends its call; a reason that is not here is the caller's mistake: INVALID_ARGUMENT."""
 BROKEN = ("superseded", "idle")
-"""Refusals that only say that a connection is gone."""
+"""Refusals that only mean that a connection is gone."""
 
 
 class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     """All runs of one data directory."""
 
-    def __init__(self, config: AggregatorConfig, metrics: AggregatorMetrics | None = None) -> None:
-        self._config = config
-        self.metrics = metrics or AggregatorMetrics(CollectorRegistry())
+    def __init__(self, config: AggregatorConfig, registry: CollectorRegistry) -> None:
+        self._config, self.registry = config, registry
+        self._metrics = AggregatorMetrics(registry)
         self._folder = config.data_dir / "runs"
-        self._spares = Spares(config.data_dir / "spare")
-        self._uploads = Uploads(config.max_uploads)
+        self._recycled = RecycledFiles(config.data_dir / "spare")
+        self._permits = UploadPermits(config.max_uploads)
         self._downloads = asyncio.Semaphore(config.max_downloads)
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, ShardRun] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loaded = False
-        self.counts: Counter[str] = Counter()
-        """What happened so far: ``committed``, ``duplicate``, ``refused:<reason>``, ``bytes_up``, ..."""
 
     def load(self) -> None:
-        """Take up every run where it was, folding again what had been acknowledged."""
+        """Continue every run where it was, and fold again what had been acknowledged."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for folder in sorted(self._folder.iterdir()):
             if (folder / HEADER_FILE).exists():
-                run = Run(folder, self._spares)
+                run = ShardRun(folder, self._recycled)
                 self._runs[run.name] = run
-                extra = {"run": run.name, "round": run.version, "num_updates": len(run.headers)}
-                log.info("took up a run", extra=extra)
-
+                fields = {"run": run.name, "round": run.version, "num_updates": len(run.round.clients)}
+                log.info("loaded a run", extra=fields)
         self._loaded = True
 
     def refresh(self) -> None:
-        """Set the gauges that tell how things are now."""
+        """Set the gauges to the current values."""
         for run in self._runs.values():
-            self.metrics.version.labels(run.name).set(run.version)
-        self.metrics.permits.set(self._uploads.num_sending)
-        self.metrics.waiting.set(self._uploads.num_waiting)
+            self._metrics.version.labels(run.name).set(run.version)
+        self._metrics.permits.set(self._permits.num_sending)
+        self._metrics.waiting.set(self._permits.num_waiting)
         disk = shutil.disk_usage(self._config.data_dir)
-        self.metrics.disk_free.set(disk.free)
-        self.metrics.disk_size.set(disk.total)
+        self._metrics.disk_free.set(disk.free)
+        self._metrics.disk_size.set(disk.total)
 
     def _check_loaded(self) -> None:
         if not self._loaded:
-            raise UpdateRefused("starting", "the aggregator is still reading its runs: try again in a moment")
+            raise UpdateRefused("starting", "the aggregator is still loading its runs: try again in a moment")
 
-    def _run(self, name: str) -> Run:
+    def _run(self, name: str) -> ShardRun:
         self._check_loaded()
         try:
             return self._runs[name]
         except KeyError:
             known = ", ".join(sorted(self._runs)) or "none"
-            raise UpdateRefused("unknown_run", f"no run '{name}' here; there are: {known}") from None
+            raise UpdateRefused("unknown_run", f"there is no run '{name}' here; there are: {known}") from None
 
     def _lock(self, run: str) -> asyncio.Lock:
+        """Held while a thread works on a run, and while its first model is received."""
         return self._locks.setdefault(run, asyncio.Lock())
 
-    async def _answer(self, context: Any, work: Coroutine[Any, Any, T], **about: Any) -> T:
-        """Do a call's work; refusals become statuses and are counted."""
-        try:
-            return await work
-        except UpdateRefused as refusal:
-            await self._refuse(context, refusal.reason, str(refusal), about)
-            raise
-        except ConfigError as error:
-            await self._refuse(context, "header", str(error), about)
-            raise
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                await self._refuse(context, "disk", f"the aggregator's disk is full: {error}", about)
-            raise
-
-    async def _refuse(self, context: Any, reason: str, message: str, about: dict[str, Any]) -> None:
-        self.counts[f"refused:{reason}"] += 1
-        log.warning("refused: %s", message, extra={"reason": reason, **about})
-        await refuse(context, STATUS.get(reason, grpc.StatusCode.INVALID_ARGUMENT), message, reason)
-
-    async def _header(self, context: Any) -> Any:
-        first = await in_time(context.read(), self._config.idle_seconds)
-        if first is aio.EOF or isinstance(first, UploadPiece) or first.WhichOneof("kind") != "header":
-            raise UpdateRefused("header", "a stream begins with its header")
-        return first.header
+    async def _locked(self, run: str, method: Callable[..., T], *arguments: Any) -> T:
+        """Call a run's method in a thread, while nobody else works on the run."""
+        async with self._lock(run):
+            return await in_thread(method, *arguments)
 
     async def CreateModel(self, _requests: Any, context: Any) -> pb.CreateModelResponse:
-        header = await self._answer(context, self._header(context))
+        idle_seconds = self._config.idle_seconds
+        header: pb.ModelHeader = await read_header(context, idle_seconds)
+        describe_call(run=header.run)
+        self._check_loaded()
         async with self._lock(header.run):
-            await self._answer(context, self._create(header, context), run=header.run)
+            try:
+                model = await self._first_model(header)
+            except UpdateRefused:
+                await in_time(drain(context), idle_seconds)
+                raise
+            if model is None:
+                await in_time(drain(context), idle_seconds)
+            else:
+                try:
+                    await receive_payload(context, model, idle_seconds, ClientStream())
+                    self._runs[header.run] = await in_thread(model.finish)
+                finally:
+                    model.close()
+                log.info("new run", extra={"run": header.run, "model_bytes": model.num_bytes})
         return pb.CreateModelResponse(version=0)
 
-    async def _create(self, header: pb.ModelHeader, context: Any) -> None:
-        self._check_loaded()
-        idle_seconds = self._config.idle_seconds
-        try:
-            new = await self._new_run(header)
-        except (UpdateRefused, ConfigError):
-            await in_time(drain(context), idle_seconds)
-            raise
-        if new is None:
-            await in_time(drain(context), idle_seconds)
-            return
-        try:
-            await receive(context, new, Stream(), idle_seconds)
-            self._runs[header.run] = await in_thread(new.finish)
-        finally:
-            new.close()
-        log.info("new run", extra={"run": header.run, "model_bytes": new.num_bytes})
-
-    async def _new_run(self, header: pb.ModelHeader) -> NewRun | None:
-        """A place for a first model; ``None`` if the run is here already."""
+    async def _first_model(self, header: pb.ModelHeader) -> FirstModel | None:
+        """Where to put a run's first model; ``None`` if the same run exists already."""
         folder = self._folder / safe_name(header.run)
         if header.run not in self._runs and (folder / HEADER_FILE).exists():
-            self._runs[header.run] = await in_thread(Run, folder, self._spares)
+            # Its call was cancelled when all was written.
+            self._runs[header.run] = await in_thread(ShardRun, folder, self._recycled)
         if header.run not in self._runs:
-            return await in_thread(NewRun, folder, header, self._spares)
+            return await in_thread(FirstModel, folder, header, self._recycled)
         if self._runs[header.run].header != header:
-            raise UpdateRefused("conflict", f"run '{header.run}' exists with another model: rename the new one")
+            raise UpdateRefused("conflict", f"run '{header.run}' exists with another model: rename the new run")
         return None
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> None:  # type: ignore[override]
+        describe_call(run=request.run)
         async with self._downloads:
-            await self._answer(context, self._get(request, context), run=request.run)
-
-    async def _get(self, request: pb.GetModelRequest, context: Any) -> None:
-        run = self._run(request.run)
-        version = run.version if request.version < 0 else request.version
-        meta = await in_thread(run.versions.meta, version)
-        # A caller that is ahead of us holds another history: it gets everything.
-        held = request.have_version if request.have_version <= version else -1
-        names = [t.name for t in run.spec.tensors if meta.changed[t.name] > held]
-        with await in_thread(run.versions.open, version) as file:
-            manifest = [_entry(name, file, meta.crc32[name]) for name in names]
-            await self._send(context, content=pb.ModelContent(version=version, tensors=manifest))
-            sent = 0
-            pieces = list(_pieces(file, names))
-            for start in range(0, len(pieces), PIECES_AT_ONCE):
-                batch = pieces[start : start + PIECES_AT_ONCE]
-                messages = await in_thread(_read, file, batch, sent)
-                await in_time(_send_pieces(context, messages), self._config.idle_seconds)
-                sent += sum(num_bytes for _, num_bytes in batch)
-        self.counts["bytes_down"] += sent
-        self.metrics.download_bytes.inc(sent)
-
-    async def _send(self, context: Any, **kind: Any) -> None:
-        await in_time(context.write(pb.GetModelResponse(**kind)), self._config.idle_seconds)
+            num_bytes = await send_model(context, self._run(request.run), request, self._config.idle_seconds)
+        self._metrics.download_bytes.inc(num_bytes)
 
     async def PutUpdate(self, _requests: Any, context: Any) -> None:  # type: ignore[override]
-        header: pb.UpdateHeader = await self._answer(context, self._header(context))
-        report = header.report
-        await require_client(context, report.client)
-        about = {"run": header.run, "round": report.round_num, "client": report.client}
-        async with self._uploads.turn(header.run, report.client) as stream:
-            putting = self._counted(self._put(header, stream, context))
-            duplicate = await self._answer(context, putting, **about)
-        self.counts["duplicate" if duplicate else "committed"] += 1
-        receipt = pb.UploadReceipt(digest=header.digest, duplicate=duplicate)
-        await context.write(pb.PutUpdateResponse(receipt=receipt))
-
-    async def _counted(self, putting: Coroutine[Any, Any, bool]) -> bool:
-        """Count an upload by how it ends; one whose client comes again, or fell silent, just broke."""
+        header: pb.UpdateHeader = await read_header(context, self._config.idle_seconds)
+        client = header.report.client
+        await require_client(context, client)
+        describe_call(run=header.run, round=header.report.round_num, client=client)
         outcome = "broken"
         try:
-            duplicate = await putting
-            outcome = "duplicate" if duplicate else "accepted"
-            return duplicate
+            async with self._permits.turn(header.run, client) as stream:
+                is_new = await self._receive(header, stream, context)
+            outcome = "accepted" if is_new else "duplicate"
         except UpdateRefused as refusal:
-            self.metrics.refused.labels(refusal.reason).inc()
-            outcome = outcome if refusal.reason in BROKEN else "refused"
+            self._metrics.refused.labels(refusal.reason).inc()
+            outcome = "broken" if refusal.reason in BROKEN else "refused"
             raise
         finally:
-            self.metrics.uploads.labels(outcome).inc()
+            self._metrics.uploads.labels(outcome).inc()
+        receipt = pb.UploadReceipt(digest=header.digest, duplicate=not is_new)
+        await context.write(pb.PutUpdateResponse(receipt=receipt))
 
-    async def _put(self, header: pb.UpdateHeader, stream: Stream, context: Any) -> bool:
-        """Take an update; true if it was in already."""
+    async def _receive(self, header: pb.UpdateHeader, stream: ClientStream, context: Any) -> bool:
+        """Receive an update, put it on disk and fold it; false if it counts already."""
         run = self._run(header.run)
-        async with self._lock(run.name):
-            if run.admit(header):
-                return True
-        async with self._uploads.permit(stream):
-            async with self._lock(run.name):
-                part = await in_thread(run.begin, header)
+        upload = await self._locked(run.name, run.examine, header)
+        if upload is None:
+            return False
+        async with self._permits.permit(stream):
+            part = await self._locked(run.name, run.begin, upload, header)
             if part is None:
-                return True
+                return False
+            offset = part.received
             try:
-                return not await self._receive(run, part, stream, context)
+                await context.write(pb.PutUpdateResponse(permit=pb.UploadPermit(offset=offset)))
+                await receive_payload(context, part, self._config.idle_seconds, stream)
+                await in_thread(part.sync)
+                async with self._lock(run.name):
+                    with self._metrics.folding.time():
+                        return await in_thread(run.take, part)
             finally:
+                self._metrics.upload_bytes.inc(part.received - offset)
                 part.close()
 
-    async def _receive(self, run: Run, part: Part, stream: Stream, context: Any) -> bool:
-        offset = part.received
-        await context.write(pb.PutUpdateResponse(permit=pb.UploadPermit(offset=offset)))
-        try:
-            await receive(context, part, stream, self._config.idle_seconds)
-        finally:
-            self.metrics.upload_bytes.inc(part.received - offset)
-        self.counts["bytes_up"] += part.received - offset
-        await in_thread(part.sync)
-        async with self._lock(run.name):
-            with self.metrics.folding.time():
-                return await in_thread(run.take, part)
+    async def SealRound(self, request: pb.SealRoundRequest, _context: Any) -> pb.SealRoundResponse:
+        describe_call(run=request.run, round=request.round_num)
+        run = self._run(request.run)
+        return await self._locked(run.name, run.seal, request.round_num)
 
-    async def _alone(self, run: str, method: Callable[..., T], *arguments: Any) -> T:
-        """Call a run's method in a thread, while nobody else is at this run."""
-        found = self._run(run)
-        async with self._lock(run):
-            return await in_thread(method, found, *arguments)
-
-    async def SealRound(self, request: pb.SealRoundRequest, context: Any) -> pb.SealRoundResponse:
-        work = self._alone(request.run, Run.seal, request.round_num)
-        return await self._answer(context, work, run=request.run, round=request.round_num)
-
-    async def CommitRound(self, request: pb.CommitRoundRequest, context: Any) -> pb.CommitRoundResponse:
-        about = {"run": request.run, "round": request.round_num}
-        work = self._alone(request.run, Run.commit, request.round_num, tuple(request.clients))
-        answer = await self._answer(context, work, **about)
-        self.metrics.committing.observe(answer.commit_seconds)
+    async def CommitRound(self, request: pb.CommitRoundRequest, _context: Any) -> pb.CommitRoundResponse:
+        fields = {"run": request.run, "round": request.round_num}
+        describe_call(**fields)
+        run = self._run(request.run)
+        answer = await self._locked(run.name, run.commit, request.round_num, tuple(request.clients))
+        self._metrics.committing.observe(answer.commit_seconds)
         seconds = {"fold_seconds": answer.fold_seconds, "commit_seconds": answer.commit_seconds}
-        log.info("closed a round with %d updates", len(request.clients), extra={**about, **seconds})
+        log.info("closed a round with %d updates", len(request.clients), extra={**fields, **seconds})
         return answer
 
-    async def KeepVersion(self, request: pb.KeepVersionRequest, context: Any) -> pb.KeepVersionResponse:
-        work = self._alone(request.run, Run.keep, request.version, request.label)
-        await self._answer(context, work, run=request.run)
+    async def KeepVersion(self, request: pb.KeepVersionRequest, _context: Any) -> pb.KeepVersionResponse:
+        describe_call(run=request.run)
+        run = self._run(request.run)
+        await self._locked(run.name, run.keep, request.version, request.label)
         return pb.KeepVersionResponse()
-
-
-def _entry(name: str, file: TensorFile, crc32: int) -> model_pb2.TensorManifest:
-    place = file.places[name]
-    return model_pb2.TensorManifest(
-        name=name,
-        dtype=model_pb2.DTYPE_FLOAT32,
-        shape=place.shape,
-        num_bytes=place.num_bytes,
-        crc32=crc32,
-    )
-
-
-async def _send_pieces(context: Any, messages: Sequence[bytes]) -> None:
-    for message in messages:
-        await context.write(message)
-
-
-def _read(file: TensorFile, pieces: Sequence[tuple[int, int]], position: int) -> list[bytes]:
-    """Messages with these pieces of a file; ``position`` is that of the first in what is sent."""
-    messages = []
-    for offset, num_bytes in pieces:
-        messages.append(model_piece(position, file.read(offset, num_bytes)))
-        position += num_bytes
-    return messages
-
-
-def _pieces(file: TensorFile, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Offset and size of each piece to send; tensors that stand side by side in the file share pieces."""
-    spans: list[list[int]] = []
-    for place in (file.places[name] for name in names):
-        if spans and spans[-1][1] == place.offset:
-            spans[-1][1] += place.num_bytes
-        else:
-            spans.append([place.offset, place.offset + place.num_bytes])
-    for begin, end in spans:
-        for offset in range(begin, end, CHUNK_BYTES):
-            yield offset, min(CHUNK_BYTES, end - offset)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from grpc import aio
@@ -19,6 +18,8 @@ from fedel.security.certificates import Facts, facts_of_pem, utc_now
 from fedel.security.folder import Revocations, Watched
 from fedel.security.identity import RULES
 from fedel.telemetry import AccessMetrics
+from fedel_services.errors import refuse
+from fedel_services.handlers import Behaviour, behaviour_of, with_behaviour
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,6 @@ _STATUS = {
     "role": grpc.StatusCode.PERMISSION_DENIED,
     "client": grpc.StatusCode.PERMISSION_DENIED,
 }
-_MAKE = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
 
 
 class Gatekeeper:
@@ -49,11 +44,10 @@ class Gatekeeper:
             expiry = self._metrics.certificate_expiry
             expiry.set_function(lambda: own.current().facts.not_after.timestamp())
 
-    async def refuse(self, context: Any, reason: str, message: str, **about: Any) -> None:
+    async def refuse(self, context: Any, reason: str, message: str, **about: Any) -> NoReturn:
         self._metrics.refused.labels(reason).inc()
         log.warning("refused: %s", message, extra={"reason": reason, "peer": context.peer(), **about})
-        context.set_trailing_metadata((("fedel-reason", reason),))
-        await context.abort(_STATUS[reason], message)
+        await refuse(context, _STATUS[reason], message, reason)
 
 
 @dataclass(frozen=True)
@@ -91,28 +85,20 @@ class Guard(aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
-        make = _MAKE[handler.request_streaming, handler.response_streaming]
         guard = self._guard_stream if handler.response_streaming else self._guard_answer
-        return make(
-            guard(_behaviour(handler), details.method),
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
+        return with_behaviour(handler, guard(behaviour_of(handler), details.method))
 
-    def _guard_answer(self, behaviour: Any, method: str) -> Any:
+    def _guard_answer(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def answer(request: Any, context: Any) -> Any:
             await self._admit(context, method)
             return await behaviour(request, context)
 
         return answer
 
-    def _guard_stream(self, behaviour: Any, method: str) -> Any:
+    def _guard_stream(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def answer(request: Any, context: Any) -> None:
             facts = await self._admit(context, method)
-            if inspect.isasyncgenfunction(behaviour):
-                work = asyncio.ensure_future(_write_all(behaviour(request, context), context))
-            else:
-                work = asyncio.ensure_future(behaviour(request, context))
+            work = asyncio.ensure_future(behaviour(request, context))
             try:
                 while not work.done():
                     await asyncio.wait({work}, timeout=RECHECK_SECONDS)
@@ -132,10 +118,8 @@ class Guard(aio.ServerInterceptor):
             facts = facts_of_pem(pem[0]) if pem else None
         except CertificateError as error:
             await self._keeper.refuse(context, "certificate", str(error), method=method)
-            raise
         if facts is None:
             await self._keeper.refuse(context, "certificate", "the caller shows no certificate", method=method)
-            raise AssertionError("refused")
         await self._check(facts, context, method)
         identity = facts.identity
         if identity.role not in RULES.get(method, ()):
@@ -153,12 +137,3 @@ class Guard(aio.ServerInterceptor):
         if utc_now() >= facts.not_after:
             message = f"the certificate of {facts.identity} has expired: renew it, or enrol again"
             await self._keeper.refuse(context, "expired", message, **about)
-
-
-def _behaviour(handler: Any) -> Any:
-    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-
-
-async def _write_all(messages: Any, context: Any) -> None:
-    async for message in messages:
-        await context.write(message)

@@ -1,4 +1,4 @@
-"""The HTTP side of a service: ``/healthz``, ``/metrics``, and headers that every answer carries."""
+"""The HTTP side of a service: ``/healthz``, ``/metrics``, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from prometheus_client import (
 )
 
 from fedel.errors import FedelError, ServiceError
+from fedel.files import write_atomic
 from fedel.telemetry import build_info
 
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 STOP_SECONDS = 2.0
-"""How long requests under way may take when the service stops."""
+"""How long running requests may still take when the service stops."""
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text format, as every version of it understands it."""
+"""Prometheus' text format, in the version that every Prometheus reads."""
 FOLLOWERS = web.AppKey("followers", set)
-"""Tasks that answer a request for ever: they are ended when the service stops."""
+"""Tasks that answer a request without end: they are cancelled when the service stops."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -40,8 +41,8 @@ HEADERS = {
 
 
 def new_registry(service: str) -> CollectorRegistry:
-    """A registry with what every process tells of itself: memory, CPU, Python, version."""
-    # A second series for each counter, that says when it began, would tell nothing new.
+    """A registry with the metrics of every process: memory, CPU, Python, version."""
+    # A second series per counter, with the time of its creation, would say nothing new.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
@@ -51,7 +52,7 @@ def new_registry(service: str) -> CollectorRegistry:
 
 
 def new_app(registry: CollectorRegistry, refresh: Callable[[], None]) -> web.Application:
-    """Health and metrics; ``refresh`` sets, before each scrape, the gauges that tell how things are."""
+    """Health and metrics; ``refresh`` sets the gauges of the current state before each scrape."""
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -63,7 +64,7 @@ def new_app(registry: CollectorRegistry, refresh: Callable[[], None]) -> web.App
         headers = {"Content-Type": TEXT_FORMAT} | ({"Content-Encoding": "gzip"} if zipped else {})
         return web.Response(body=text, headers=headers)
 
-    app = web.Application(middlewares=[_answered])
+    app = web.Application(middlewares=[_errors_as_json])
     app[FOLLOWERS] = set()
     app.on_response_prepare.append(_add_headers)
     app.on_shutdown.append(_end_followers)
@@ -73,8 +74,14 @@ def new_app(registry: CollectorRegistry, refresh: Callable[[], None]) -> web.App
 
 
 @asynccontextmanager
-async def listening(app: web.Application, address: str, port_file: Path | None = None) -> AsyncIterator[str]:
-    """Serve on ``host:port`` while the context lasts; port 0 takes a free one. Gives the address."""
+async def serve_http(app: web.Application, address: str, port_file: Path | None = None) -> AsyncIterator[str]:
+    """Serve on ``host:port`` until the context ends; port 0 takes a free one, an empty address serves nothing.
+
+    Gives the address, which is also written to ``port_file``.
+    """
+    if not address:
+        yield ""
+        return
     host, _, port = address.rpartition(":")
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
@@ -87,7 +94,7 @@ async def listening(app: web.Application, address: str, port_file: Path | None =
             ) from None
         found = f"{host}:{runner.addresses[0][1]}"
         if port_file is not None:
-            await asyncio.to_thread(_write, port_file, found)
+            await asyncio.to_thread(write_atomic, port_file, found)
         log.info("HTTP on http://%s", found)
         yield found
     finally:
@@ -103,24 +110,23 @@ class Problem(Exception):
 
 
 @web.middleware
-async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong is told as JSON."""
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Problem as problem:
         return _error(problem.status, str(problem))
     except web.HTTPNotFound:
-        return _error(404, f"nothing is at {request.path}: docs/api.md lists what there is")
+        return _error(404, f"there is nothing at {request.path}: see docs/api.md for what there is")
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        return _error(405, f"{request.method} is not for {request.path}: it takes {allowed}")
+        return _error(405, f"{request.path} does not accept {request.method}: use {allowed}")
     except web.HTTPException as error:
         return _error(error.status, error.text or error.reason)
     except FedelError as error:
         return _error(503, str(error))
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
-        return _error(500, "the service failed here: its log tells more")
+        return _error(500, "the service failed to answer: see its log")
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -141,10 +147,3 @@ async def _end_followers(app: web.Application) -> None:
 def _exposition(registry: CollectorRegistry, zipped: bool) -> bytes:
     text = generate_latest(registry)
     return gzip.compress(text, compresslevel=1) if zipped else text
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

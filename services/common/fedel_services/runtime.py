@@ -1,53 +1,67 @@
-"""What every FedEL server does the same way: listen, tell its health, and go down gracefully."""
+"""What every service does the same way: start, listen, report its health, stop gracefully."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
 
-import grpc
 from grpc import aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as grpc_health
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
-from fedel.errors import ServiceError
+from fedel import config
+from fedel.errors import FedelError, ServiceError
+from fedel.logs import set_up_logging
 from fedel.security.certificates import utc_now
 from fedel.security.folder import Revocations, Watched, check_valid
-from fedel.security.tls import Tls
+from fedel.security.tls import Tls, add_options
 from fedel.wire.channel import SERVER_OPTIONS, server_credentials
+from fedel_services.errors import ErrorStatuses, Statuses
+from fedel_services.errors import refuse as refuse
 from fedel_services.guard import Gatekeeper, Guard
 from fedel_services.health import Health
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 GRACE_SECONDS = 10.0
+"""How long running calls may still take when a service stops."""
 
 
 class Server:
-    """A gRPC server with health and reflection. Not ready until told so, and not ready again while it stops."""
+    """A gRPC server with health and reflection. It is not ready before ``set_ready``, nor while it stops."""
 
-    def __init__(self, service_names: Sequence[str], tls: Tls, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        tls: Tls,
+        registry: CollectorRegistry,
+        statuses: Statuses | None = None,
+    ) -> None:
+        """``statuses`` says how calls end with errors of the service's own classes."""
         self._tls = tls
         self._watched = Watched(tls.folder) if tls.secure else None
         self.keeper = Gatekeeper(registry, self._watched)
         guards = [Guard(self.keeper, Revocations(tls.crl_path, self._watched))] if self._watched else []
-        self.grpc = aio.server(interceptors=guards, options=SERVER_OPTIONS)
+        self.grpc = aio.server(interceptors=[*guards, ErrorStatuses(statuses)], options=SERVER_OPTIONS)
         self._health = Health()
         self._service_names = [*service_names]
-        self._probed: aio.Server | None = None
+        self._health_server: aio.Server | None = None
         self.port = 0
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection(
-            [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
+            [*service_names, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
         )
 
-    async def start(self, address: str, probes: str = "") -> int:
-        """Listen on ``host:port``, and on ``probes`` if given; port 0 takes a free one. Returns the port."""
+    async def start(self, address: str, health: str = "") -> int:
+        """Listen on ``host:port``, and on ``health`` if given; port 0 takes a free one. Returns the port."""
         await self.set_ready(False)
         log.log(
             logging.WARNING if self._tls.insecure_anywhere else logging.INFO, "%s", self._tls.check(address)
@@ -61,15 +75,15 @@ class Server:
         except RuntimeError:
             self.port = 0
         if self.port == 0:
-            raise ServiceError(f"cannot listen on {address}: is another process using the port?")
-        if probes:
-            self._probed = self._prober(probes)
-            await self._probed.start()
+            raise ServiceError(f"cannot listen on {address}: choose a port that no other process uses")
+        if health:
+            self._health_server = self._serve_health(health)
+            await self._health_server.start()
         await self.grpc.start()
         return self.port
 
-    def _prober(self, address: str) -> aio.Server:
-        """The kubelet and container engines have no certificate to show: health alone, in plain text."""
+    def _serve_health(self, address: str) -> aio.Server:
+        """Only health, in plain text: the kubelet and container engines have no certificate."""
         server = aio.server(options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
@@ -79,24 +93,17 @@ class Server:
         return server
 
     async def set_ready(self, ready: bool) -> None:
-        """Readiness means: this service can take part in a round now."""
+        """Ready means that this service can take part in a round now."""
         status = health_pb2.HealthCheckResponse
         for name in ["", *self._service_names]:
             await self._health.set(name, status.SERVING if ready else status.NOT_SERVING)
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Finish the calls that are under way, for a while; take no new ones."""
+        """Take no new calls, and give those that run ``grace`` seconds to finish."""
         await self.set_ready(False)
         await self.grpc.stop(grace)
-        if self._probed is not None:
-            await self._probed.stop(None)
-
-
-def write_address(path: Path, address: str) -> None:
-    """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(address, encoding="utf-8")
-    temporary.replace(path)
+        if self._health_server is not None:
+            await self._health_server.stop(None)
 
 
 async def until_told_to_stop() -> None:
@@ -108,9 +115,46 @@ async def until_told_to_stop() -> None:
     await stop.wait()
 
 
-async def refuse(context: Any, code: grpc.StatusCode, message: str, reason: str = "") -> None:
-    """End a call with an error that says what to do; ``reason`` is the short word a metric counts by."""
-    if reason:
-        context.set_trailing_metadata((("fedel-reason", reason),))
-    with suppress(asyncio.CancelledError):
-        await context.abort(code, message)
+def load_config(kind: type[T], path: str | None, overrides: Sequence[str]) -> T:
+    """The settings of a file, or the defaults, with ``key=value`` overrides applied."""
+    table = config.read(path) if path else {}
+    for override in overrides:
+        config.override_key(table, override)
+    return config.parse(kind, table, path or "--set")
+
+
+class Logged(Protocol):
+    """What the settings of every service have."""
+
+    @property
+    def log_level(self) -> str: ...
+    @property
+    def log_json(self) -> bool: ...
+
+
+def run_service(settings: Logged, service: AbstractAsyncContextManager[object]) -> int:
+    """Run a service until SIGTERM or SIGINT; returns the exit code."""
+
+    async def run() -> None:
+        async with service:
+            await until_told_to_stop()
+
+    set_up_logging(settings.log_level, settings.log_json)
+    asyncio.run(run())
+    return 0
+
+
+def main(
+    name: str, start: Callable[[str | None, Sequence[str]], int], arguments: Sequence[str] | None = None
+) -> int:
+    """The command line of a service; errors for the user end with their exit code, without a traceback."""
+    parser = argparse.ArgumentParser(prog=f"fedel {name}", epilog=f"example: --config configs/{name}.toml")
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file; configs/{name}.toml explains every key")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override a setting")
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    try:
+        return start(options.config, options.set)
+    except FedelError as error:
+        print(f"fedel {name}: {error}", file=sys.stderr)
+        return error.exit_code

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serving
+from fedel_aggregator.server import serve
 from grpc import aio
 
 from fedel.roles.aggregator import RoundFold
@@ -85,8 +85,23 @@ def bits(tensors):
 async def aggregator(folder, **settings):
     """Stub and servicer of an aggregator over this folder."""
     config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder, **settings)
-    async with serving(config) as (address, servicer), connect(address) as channel:
+    async with serve(config) as (address, servicer), connect(address) as channel:
         yield AggregatorServiceStub(channel), servicer
+
+
+def metric(servicer, name, **labels):
+    """A sample of the aggregator's Prometheus registry."""
+    return servicer.registry.get_sample_value(name, labels)
+
+
+def refusals(servicer):
+    """How many uploads were refused, by reason."""
+    return {
+        sample.labels["reason"]: sample.value
+        for family in servicer.registry.collect()
+        for sample in family.samples
+        if sample.name == "fedel_uploads_refused_total" and sample.value
+    }
 
 
 async def create(stub, model=None, strategy=FEDAVG, run="run", **options):

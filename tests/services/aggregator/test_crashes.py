@@ -26,13 +26,13 @@ from tests.services.aggregator.support import (
 # A server in which one function kills the process, as kill -9 would, before or after its work.
 DEADLY = """
 import os, signal, sys
-from fedel_aggregator import __main__ as program, journal, store, uploads
-uploads.BATCH_BYTES = 1
+from fedel_aggregator import __main__ as program, journal, streams, tensor_file, versions
+streams.BATCH_BYTES = 1
 place, when, countdown = sys.argv[1], sys.argv[2], int(sys.argv[3])
 owner, name = {"commit update": (journal.Journal, "commit"), "append": (journal.Part, "append"),
-               "seal": (journal.Journal, "seal"), "put tensor": (store.TensorWriter, "put"),
-               "publish": (store.Versions, "publish"), "retire": (journal.Journal, "retire"),
-               "nowhere": (store.Versions, "all")}[place]
+               "seal": (journal.Journal, "seal"), "put tensor": (tensor_file.TensorWriter, "put"),
+               "publish": (versions.Versions, "publish"), "retire": (journal.Journal, "retire"),
+               "nowhere": (versions.Versions, "all")}[place]
 work = getattr(owner, name)
 
 def deadly(*arguments):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import SERVICE, serving
+from fedel_aggregator.server import SERVICE, serve
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedel.errors import ServiceError
@@ -22,6 +22,7 @@ from tests.services.aggregator.support import (
     first_model,
     fold_directly,
     make_update,
+    metric,
     refusal,
     send,
 )
@@ -34,7 +35,8 @@ async def test_a_first_model_comes_back_to_the_bit(tmp_path):
         assert 0 == await create(stub, model)
         fetched = await fetch_model(stub, "run")
         assert (0, bits(model)) == (fetched.version, bits(fetched.tensors))
-        assert sum(v.nbytes for v in model.values()) == fetched.num_bytes == servicer.counts["bytes_down"]
+        assert sum(v.nbytes for v in model.values()) == fetched.num_bytes
+        assert fetched.num_bytes == metric(servicer, "fedel_download_bytes_total")
 
 
 @asynchronous
@@ -151,7 +153,7 @@ async def test_the_methods_own_tensors_go_from_round_to_round(tmp_path):
 @asynchronous
 async def test_health_says_serving_once_runs_are_taken_up(tmp_path):
     config = AggregatorConfig(listen="127.0.0.1:0", data_dir=tmp_path, port_file=tmp_path / "address")
-    async with serving(config) as (address, _), connect(address) as channel:
+    async with serve(config) as (address, _), connect(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         serving_now = health_pb2.HealthCheckResponse.SERVING
         for name in ("", SERVICE):

@@ -1,15 +1,18 @@
 """Updates: taken once, folded exactly, refused without a trace, resumed where they broke."""
 
 import asyncio
+import functools
 import itertools
+import threading
 
 import numpy as np
 import pytest
-from fedel_aggregator import uploads
+from fedel_aggregator import streams
 
 from fedel.types import Patch
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1.model_pb2 import Chunk
+from fedel.wire import payload as wire_payload
 from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model, push_update
@@ -23,7 +26,9 @@ from tests.services.aggregator.support import (
     first_model,
     fold_directly,
     make_update,
+    metric,
     refusal,
+    refusals,
     send,
 )
 
@@ -132,7 +137,9 @@ async def test_an_update_sent_again_counts_once(tmp_path):
         assert [1] * len(SPEC.tensors) == list(answer.num_clients)
         # The client that did not hear the receipt asks again when the round is over.
         assert (await send(stub, update)).duplicate
-        assert {"committed": 1, "duplicate": 2} == {k: servicer.counts[k] for k in ("committed", "duplicate")}
+        assert [1, 2] == [
+            metric(servicer, "fedel_uploads_total", outcome=outcome) for outcome in ("accepted", "duplicate")
+        ]
 
 
 @asynchronous
@@ -151,7 +158,7 @@ async def test_another_update_under_the_same_key_is_refused(tmp_path):
         await create(stub)
         await send(stub, make_update("a"))
         assert ("ALREADY_EXISTS", "conflict") == await refusal(send(stub, make_update("a", seed=1)))
-        assert 1 == servicer.counts["refused:conflict"]
+        assert {"conflict": 1} == refusals(servicer)
         await close(stub, 0)
         model = (await fetch_model(stub, "run")).tensors
     assert bits(fold_directly([make_update("a")], first_model()).model) == bits(model)
@@ -168,9 +175,7 @@ async def test_late_and_early_updates_are_refused(tmp_path):
         assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("b")))
         assert ("FAILED_PRECONDITION", "early") == await refusal(send(stub, make_update("b", 2)))
         assert ("NOT_FOUND", "unknown_run") == await refusal(send(stub, make_update("b"), run="other"))
-        assert {"late": 2, "early": 1, "unknown_run": 1} == {
-            reason: servicer.counts[f"refused:{reason}"] for reason in ("late", "early", "unknown_run")
-        }
+        assert {"late": 2, "early": 1, "unknown_run": 1} == refusals(servicer)
 
 
 @asynchronous
@@ -246,7 +251,7 @@ async def test_a_refused_update_leaves_nothing_behind(tmp_path, spoil, reason, s
     async with aggregator(tmp_path) as (stub, servicer):
         await create(stub, strategy={"name": strategy})
         assert ("INVALID_ARGUMENT", reason) == await refusal(send(stub, spoilt))
-        assert {f"refused:{reason}": 1} == {k: v for k, v in servicer.counts.items() if k.startswith("refused")}
+        assert {reason: 1} == refusals(servicer)
         assert [] == [p for p in tmp_path.rglob("*") if p.suffix in (".part", ".update")]
         await send(stub, sound)
         sealed = await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))
@@ -275,6 +280,25 @@ async def raw(stub, header, chunks):
 
 
 @asynchronous
+async def test_a_manifest_is_checked_once_in_a_thread(tmp_path, monkeypatch):
+    update = make_update("a", names={"three.weight"})
+    header, data = header_of(update), bytes(pack(update.patches).buffers[0])
+    calls = []
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub)
+        for name in ("digest", "check"):
+
+            def counted(*arguments, work):
+                calls.append((work.__name__, threading.current_thread() is threading.main_thread()))
+                return work(*arguments)
+
+            work = getattr(wire_payload, name)
+            monkeypatch.setattr(wire_payload, name, functools.partial(counted, work=work))
+        assert not (await raw(stub, header, [(0, data)])).receipt.duplicate
+    assert [("check", False), ("digest", False)] == sorted(calls)
+
+
+@asynchronous
 async def test_bytes_that_are_not_what_was_announced_are_refused(tmp_path):
     update = make_update("a", names={"three.weight"})
     payload = pack(update.patches)
@@ -293,7 +317,7 @@ async def test_bytes_that_are_not_what_was_announced_are_refused(tmp_path):
         for chunks in wrong.values():
             (tmp_path / "runs/run/rounds/000000/a.part").unlink(missing_ok=True)
             assert ("INVALID_ARGUMENT", "size") == await refusal(raw(stub, header, chunks))
-        assert len(wrong) == servicer.counts["refused:size"]
+        assert {"size": len(wrong)} == refusals(servicer)
         (tmp_path / "runs/run/rounds/000000/a.part").unlink()
         damaged = data[:8] + b"\0\0\0\0" + data[12:]
         assert ("DATA_LOSS", "checksum") == await refusal(raw(stub, header, [(0, damaged)]))
@@ -310,7 +334,7 @@ async def test_bytes_that_are_not_what_was_announced_are_refused(tmp_path):
 
 @asynchronous
 async def test_an_upload_cut_at_half_goes_on_from_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads, "BATCH_BYTES", 1)
+    monkeypatch.setattr(streams, "BATCH_BYTES", 1)
     update = make_update("a")
     payload, offsets = pack(update.patches), []
     half = payload.num_bytes // 2
@@ -322,7 +346,7 @@ async def test_an_upload_cut_at_half_goes_on_from_there(tmp_path, monkeypatch):
         call.cancel()
         pushed = await push_update(stub, "run", update.report, payload, offsets.append)
         assert ([half], payload.num_bytes - half) == (offsets, pushed.num_bytes)
-        assert payload.num_bytes - half == servicer.counts["bytes_up"]
+        assert payload.num_bytes == metric(servicer, "fedel_upload_bytes_total"), "no byte came twice"
         await close(stub, 0)
         model = (await fetch_model(stub, "run")).tensors
     assert bits(fold_directly([update], first_model()).model) == bits(model)
@@ -355,7 +379,7 @@ async def test_only_so_many_clients_send_at_once_and_a_dead_stream_frees_its_per
         assert ["c", "d", "e", "f"] == [
             r.client for r in (await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))).reports
         ]
-        await until(lambda: servicer._uploads._permits._value == 2)
+        await until(lambda: servicer._permits.num_sending == 0)
 
 
 @asynchronous

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serving as aggregating
+from fedel_aggregator.server import serve as aggregating
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.server import serving

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
-from fedel_services.http import Handler, listening, new_app
+from fedel_services.http import Handler, new_app, serve_http
 from prometheus_client import CollectorRegistry
 
 from fedel_coordinator.coordinator import Coordinator
@@ -38,7 +38,7 @@ async def serve_page(coordinator: Coordinator, registry: CollectorRegistry) -> A
         Api(Reader(coordinator), events, config.http_token).add_to(app)
         for file in (file for file in STATIC.iterdir() if file.suffix in KINDS):
             app.router.add_get("/" if file.name == "index.html" else f"/{file.name}", _sender(file))
-        async with listening(app, config.http, config.http_port_file) as address:
+        async with serve_http(app, config.http, config.http_port_file) as address:
             yield address
 
 

@@ -1,11 +1,12 @@
 """Files of closed rounds that the next round writes over: what was in them never shows."""
 
 import pytest
-from fedel_aggregator import spares
+from fedel_aggregator import recycled_files
 from fedel_aggregator.journal import Journal
-from fedel_aggregator.spares import Spares
+from fedel_aggregator.recycled_files import RecycledFiles
 
 from fedel.errors import ServiceError
+from fedel.roles.aggregator import Content, Upload
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import pack
@@ -31,26 +32,31 @@ def header_of(update):
     )
 
 
+def begin(journal, update):
+    header = header_of(update)
+    return journal.begin(Upload(header.report.client, Content(header.report.round_num, header.digest)), header)
+
+
 def put(journal, update, most=None):
     """Bring an update in, or only its first bytes."""
-    part = journal.begin(header_of(update))
+    part = begin(journal, update)
     data = b"".join(bytes(chunk.data) for chunk in pack(update.patches).chunks())
     part.append([data[part.received : most]])
     part.close()
     return part
 
 
-def closed_round(folder, spares_, names):
+def closed_round(folder, recycled, names):
     """A round that is over, whose files are spare now."""
-    journal = Journal(folder / "rounds/000000", spares_)
+    journal = Journal(folder / "rounds/000000", recycled)
     for name in names:
         journal.commit(put(journal, make_update(name)))
     journal.retire(None)
-    return Journal(folder / "rounds/000001", spares_)
+    return Journal(folder / "rounds/000001", recycled)
 
 
 def test_a_spare_file_is_taken_and_holds_only_the_new_update(tmp_path):
-    journal = closed_round(tmp_path, Spares(tmp_path / "spare"), ["a", "b"])
+    journal = closed_round(tmp_path, RecycledFiles(tmp_path / "spare"), ["a", "b"])
     inodes = {path.stat().st_ino for path in (tmp_path / "spare").iterdir()}
     assert 2 == len(inodes)
     small = make_update("c", names={"three.weight"})
@@ -67,30 +73,30 @@ def test_a_spare_file_is_taken_and_holds_only_the_new_update(tmp_path):
 
 def test_an_upload_into_a_spare_file_goes_on_where_it_broke(tmp_path):
     """The file is as long as the whole update from the start, so its size tells nothing."""
-    journal = closed_round(tmp_path, Spares(tmp_path / "spare"), ["a"])
+    journal = closed_round(tmp_path, RecycledFiles(tmp_path / "spare"), ["a"])
     update = make_update("b")
     put(journal, update, most=40)
-    again = journal.begin(header_of(update))
+    again = begin(journal, update)
     assert 40 == again.received
     again.close()
-    other = journal.begin(header_of(make_update("b", round_num=1)))
+    other = begin(journal, make_update("b", round_num=1))
     assert 0 == other.received
     other.close()
 
 
 def test_old_bytes_in_a_spare_file_do_not_pass_for_an_update(tmp_path):
-    journal = closed_round(tmp_path, Spares(tmp_path / "spare"), ["a"])
+    journal = closed_round(tmp_path, RecycledFiles(tmp_path / "spare"), ["a"])
     journal.commit(put(journal, make_update("b"), most=40))
     with pytest.raises(ServiceError, match="damaged"):
         journal.read("b", SPEC)
 
 
 def test_no_more_is_kept_than_there_is_room_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(spares, "MOST_FILES", 2)
-    pool = Spares(tmp_path / "spare")
+    monkeypatch.setattr(recycled_files, "MAX_FILES", 2)
+    pool = RecycledFiles(tmp_path / "spare")
     closed_round(tmp_path, pool, ["a", "b", "c"])
     assert 2 == len(list((tmp_path / "spare").iterdir()))
-    monkeypatch.setattr(spares, "MOST_BYTES", 1)
+    monkeypatch.setattr(recycled_files, "MAX_BYTES", 1)
     closed_round(tmp_path / "more", pool, ["a"])
     assert 1 == len(list((tmp_path / "spare").iterdir()))
     for _ in range(2):

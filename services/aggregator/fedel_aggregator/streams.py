@@ -1,0 +1,180 @@
+"""The aggregator's side of its streams: headers and payloads in, models out, callers that fall silent.
+
+``fedel.wire.streams`` is the caller's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from fedel_services.threads import in_thread
+from grpc import aio
+
+from fedel.errors import UpdateRefused
+from fedel.v1 import aggregator_pb2 as pb
+from fedel.v1 import model_pb2
+from fedel.wire.payload import CHUNK_BYTES
+from fedel.wire.views import UploadPiece, model_piece
+from fedel_aggregator.permits import ClientStream
+from fedel_aggregator.run import ShardRun
+from fedel_aggregator.tensor_file import TensorFile
+
+T = TypeVar("T")
+BATCH_BYTES = 1024 * 1024
+"""Bytes of a payload that are written at once: each hand-over to a thread has its price."""
+BATCH_PIECES = 512
+"""Pieces that are written at once; the system takes at most 1,024."""
+READ_PIECES = 4
+"""Pieces of a model that are read at once."""
+
+
+async def in_time(work: Awaitable[T], seconds: float) -> T:
+    """Refuse a caller that keeps a stream idle for longer."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError:
+        raise _idle(seconds) from None
+
+
+def _idle(seconds: float) -> UpdateRefused:
+    return UpdateRefused("idle", f"the stream was idle for {seconds:g} seconds: send it again")
+
+
+async def read_header(context: Any, idle_seconds: float) -> Any:
+    """The header with which every stream of a payload begins."""
+    first = await in_time(context.read(), idle_seconds)
+    if first is aio.EOF or isinstance(first, UploadPiece) or first.WhichOneof("kind") != "header":
+        raise UpdateRefused("header", "the stream does not begin with its header: send that first")
+    return first.header
+
+
+class Sink(Protocol):
+    """Where a payload goes."""
+
+    received: int
+    """Bytes that are there."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the header announced."""
+        ...
+
+    def append(self, pieces: Sequence[bytes | memoryview]) -> None: ...
+
+
+async def receive_payload(context: Any, sink: Sink, idle_seconds: float, stream: ClientStream) -> None:
+    """Write a payload into its sink, to the last byte; refused if it is idle or not what was announced.
+
+    What came in before it broke stays in the sink. A timer for each message would cost more than reading it, so
+    this looks now and then whether any came.
+    """
+    progress = _Progress()
+    copying = asyncio.ensure_future(_copy(context, sink, progress))
+    try:
+        num_seen = -1
+        while not copying.done():
+            if num_seen == progress.num_messages:
+                raise _idle(idle_seconds)
+            num_seen = progress.num_messages
+            await stream.wait_for(copying, idle_seconds)
+        copying.result()
+    finally:
+        copying.cancel()
+        await asyncio.wait({copying})
+
+
+class _Progress:
+    num_messages = 0
+
+
+async def _copy(context: Any, sink: Sink, progress: _Progress) -> None:
+    pieces: list[bytes | memoryview] = []
+    num_bytes = 0
+    try:
+        while (message := await context.read()) is not aio.EOF:
+            progress.num_messages += 1
+            chunk, expected = message.chunk, sink.received + num_bytes
+            if chunk.offset != expected or not chunk.data or expected + len(chunk.data) > sink.num_bytes:
+                await drain(context)
+                raise UpdateRefused(
+                    "size",
+                    f"{len(chunk.data)} bytes at {chunk.offset} came where byte {expected} of {sink.num_bytes}"
+                    " was next",
+                )
+            pieces.append(chunk.data)
+            num_bytes += len(chunk.data)
+            if num_bytes >= BATCH_BYTES or len(pieces) >= BATCH_PIECES:
+                batch, pieces, num_bytes = pieces, [], 0
+                await in_thread(sink.append, batch)
+    finally:
+        # What came before the stream broke need not be sent again.
+        if pieces:
+            await in_thread(sink.append, pieces)
+    if sink.received < sink.num_bytes:
+        raise UpdateRefused("size", f"the payload ended after {sink.received} of {sink.num_bytes} bytes")
+
+
+async def drain(context: Any) -> None:
+    """Let a caller send to its end: if its stream were cut during a write, it would not learn why."""
+    while await context.read() is not aio.EOF:
+        pass
+
+
+async def send_model(context: Any, run: ShardRun, request: pb.GetModelRequest, idle_seconds: float) -> int:
+    """Send a version, or what changed since the one that the caller holds; returns the bytes of its payload."""
+    version = run.version if request.version < 0 else request.version
+    meta = await in_thread(run.versions.meta, version)
+    # A caller that is ahead of us holds another history: it gets everything.
+    held = request.have_version if request.have_version <= version else -1
+    names = [t.name for t in run.spec.tensors if meta.changed[t.name] > held]
+    with await in_thread(run.versions.open, version) as file:
+        manifest = [_entry(name, file, meta.crc32[name]) for name in names]
+        content = pb.ModelContent(version=version, tensors=manifest)
+        await in_time(context.write(pb.GetModelResponse(content=content)), idle_seconds)
+        sent, pieces = 0, list(_pieces(file, names))
+        for start in range(0, len(pieces), READ_PIECES):
+            batch = pieces[start : start + READ_PIECES]
+            messages = await in_thread(_read, file, batch, sent)
+            await in_time(_write_all(context, messages), idle_seconds)
+            sent += sum(num_bytes for _, num_bytes in batch)
+    return sent
+
+
+def _entry(name: str, file: TensorFile, crc32: int) -> model_pb2.TensorManifest:
+    place = file.places[name]
+    return model_pb2.TensorManifest(
+        name=name,
+        dtype=model_pb2.DTYPE_FLOAT32,
+        shape=place.shape,
+        num_bytes=place.num_bytes,
+        crc32=crc32,
+    )
+
+
+def _pieces(file: TensorFile, names: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Offset and size of each piece to send; tensors that are side by side in the file share pieces."""
+    spans: list[list[int]] = []
+    for place in (file.places[name] for name in names):
+        if spans and spans[-1][1] == place.offset:
+            spans[-1][1] += place.num_bytes
+        else:
+            spans.append([place.offset, place.offset + place.num_bytes])
+    for begin, end in spans:
+        for offset in range(begin, end, CHUNK_BYTES):
+            yield offset, min(CHUNK_BYTES, end - offset)
+
+
+def _read(file: TensorFile, pieces: Sequence[tuple[int, int]], position: int) -> list[bytes]:
+    """Messages with these pieces of a file; ``position`` is that of the first in the payload."""
+    messages = []
+    for offset, num_bytes in pieces:
+        messages.append(model_piece(position, file.read(offset, num_bytes)))
+        position += num_bytes
+    return messages
+
+
+async def _write_all(context: Any, messages: Sequence[bytes]) -> None:
+    for message in messages:
+        await context.write(message)

@@ -1,0 +1,114 @@
+"""How a call ends that is not answered: a gRPC status, a message that says what to do, a short reason.
+
+Servicers raise; one interceptor turns what they raise into a status. Each class of error has one status, in
+``STATUSES`` or in the table that a service adds for its own classes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple, NoReturn
+
+import grpc
+from grpc import aio
+
+from fedel import errors
+from fedel.wire.streams import REASON
+from fedel_services.handlers import behaviour_of, with_behaviour
+
+log = logging.getLogger(__name__)
+Code = grpc.StatusCode
+
+
+class Status(NamedTuple):
+    code: grpc.StatusCode
+    reason: str
+    """One word, for scripts and metrics; travels as trailing metadata."""
+
+
+Statuses = Mapping[type[errors.FedelError], Status]
+STATUSES: Statuses = {
+    errors.ConfigError: Status(Code.INVALID_ARGUMENT, "config"),
+    errors.DataError: Status(Code.INVALID_ARGUMENT, "data"),
+    errors.ModelError: Status(Code.INVALID_ARGUMENT, "model"),
+    errors.ProfileError: Status(Code.INVALID_ARGUMENT, "profile"),
+    errors.CertificateError: Status(Code.INVALID_ARGUMENT, "certificate"),
+    errors.ServiceError: Status(Code.UNAVAILABLE, "service"),
+    errors.FedelError: Status(Code.INTERNAL, "internal"),
+}
+"""A class that is not here has the status of its nearest base class that is."""
+UPDATE_CODES: Mapping[str, grpc.StatusCode] = {
+    "checksum": Code.DATA_LOSS,
+    "conflict": Code.ALREADY_EXISTS,
+    "late": Code.FAILED_PRECONDITION,
+    "early": Code.FAILED_PRECONDITION,
+    "missing": Code.FAILED_PRECONDITION,
+    "unknown_run": Code.NOT_FOUND,
+    "unknown_version": Code.NOT_FOUND,
+    "superseded": Code.ABORTED,
+    "sealed": Code.UNAVAILABLE,
+    "starting": Code.UNAVAILABLE,
+    "idle": Code.DEADLINE_EXCEEDED,
+}
+"""``UpdateRefused`` brings its reason; one that is not here is the caller's mistake: INVALID_ARGUMENT."""
+DISK_FULL = Status(Code.RESOURCE_EXHAUSTED, "disk")
+_CALL_FIELDS: ContextVar[dict[str, Any]] = ContextVar("call_fields")
+
+
+async def refuse(
+    context: aio.ServicerContext[Any, Any], code: grpc.StatusCode, message: str, reason: str = ""
+) -> NoReturn:
+    """End a call with an error that says what to do."""
+    if reason:
+        context.set_trailing_metadata(((REASON, reason),))
+    await context.abort(code, message)
+
+
+def describe_call(**fields: Any) -> None:
+    """Add fields (``run``, ``round``, ``client``) to the log line of this call, should it be refused."""
+    _CALL_FIELDS.get({}).update(fields)
+
+
+class ErrorStatuses(aio.ServerInterceptor):
+    """Ends a call whose servicer raised a ``FedelError`` (or found the disk full) with the error's status."""
+
+    def __init__(self, own: Statuses | None = None) -> None:
+        self._statuses = {**STATUSES, **(own or {})}
+
+    def status_of(self, error: Exception) -> Status | None:
+        """``None`` for an error that nobody foresaw: gRPC logs it and answers UNKNOWN."""
+        if isinstance(error, errors.UpdateRefused):
+            return Status(UPDATE_CODES.get(error.reason, Code.INVALID_ARGUMENT), error.reason)
+        if isinstance(error, errors.FedelError):
+            return next(self._statuses[kind] for kind in type(error).__mro__ if kind in self._statuses)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return DISK_FULL
+        return None
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        behaviour, method = behaviour_of(handler), details.method.rpartition("/")[2]
+
+        async def answer(request: Any, context: Any) -> Any:
+            fields: dict[str, Any] = {"method": method}
+            _CALL_FIELDS.set(fields)
+            try:
+                return await behaviour(request, context)
+            except (errors.FedelError, OSError) as error:
+                status = self.status_of(error)
+                if status is None:
+                    raise
+                message = str(error)
+                if status == DISK_FULL:
+                    message = f"the server's disk is full ({error}): free space there, then try again"
+                log.warning("refused: %s", message, extra={"reason": status.reason, **fields})
+                await refuse(context, status.code, message, status.reason)
+
+        return with_behaviour(handler, answer)
