@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fedel.errors import ServiceError
-from fedel.job import RunConfig
 from fedel.roles import events as ev
 from fedel.roles.closing import ClosingTurn
 from fedel.roles.planner import RoundPlanner
@@ -32,25 +31,17 @@ from fedel.roles.run_state import (
     OpenRound,
     RunState,
 )
-from fedel.strategies.base import DEVICE_CLOCK
-from fedel.types import ModelSpec, Report
+from fedel.types import Report
 
 
 class RoundEngine:
     """The rules of one run."""
 
-    def __init__(
-        self,
-        run: RunConfig,
-        spec: ModelSpec,
-        default_clock: str = DEVICE_CLOCK,
-        *,
-        tests_itself: bool = False,
-    ) -> None:
-        """``default_clock``: for methods without a budget scope; ``tests_itself``: the driver tests models."""
-        self.run = run
-        self.spec = spec
-        self.planner = RoundPlanner(run, spec, default_clock)
+    def __init__(self, planner: RoundPlanner, *, tests_itself: bool = False) -> None:
+        """With ``tests_itself`` the driver tests models, otherwise a client does."""
+        self.planner = planner
+        self.run = planner.run
+        self.spec = planner.spec
         self.tests_itself = tests_itself
 
     def apply(self, state: RunState, event: ev.Event, now: float) -> tuple[RunState, list[ev.Effect]]:
@@ -63,11 +54,18 @@ class RoundEngine:
 
 
 class _Turn(ClosingTurn):
-    """The rules up to the seal: ``take`` notes the fact, then ``_go_on`` draws the conclusions."""
+    """The rules up to the seal.
+
+    What others report are facts, which are only noted; ``Settle`` and ``Tick``, the driver's own events, draw
+    conclusions. So a message of an agent costs at most one small write to the database.
+    """
 
     def take(self, event: ev.Event) -> None:
         match event:
+            case ev.Settle():
+                self._settle()
             case ev.Tick():
+                self._settle()
                 self._tick()
             case ev.Restarted():
                 self._restarted()
@@ -107,7 +105,8 @@ class _Turn(ClosingTurn):
                 self.interrupt()
             case ev.Broken(reason):
                 self.end(FAILED, reason)
-        self._go_on()
+        if not self.state.ended:
+            self.do(self._wait())
 
     # Facts
 
@@ -218,16 +217,15 @@ class _Turn(ClosingTurn):
         elif open_round.evaluation is not None and self.now >= open_round.evaluation.deadline:
             self.close(None)
 
-    def _go_on(self) -> None:
+    def _settle(self) -> None:
         """What follows from the facts without any time passing."""
         open_round = self.state.open
-        if not self.state.ended and open_round is not None:
-            if open_round.status == OPEN and self._is_enough(open_round):
-                self._seal()
-            elif open_round.status == COMMITTED and open_round.evaluation is not None:
-                self.find_evaluator(open_round, open_round.evaluation)
-        if not self.state.ended:
-            self.do(self._wait())
+        if open_round is None:
+            return
+        if open_round.status == OPEN and self._is_enough(open_round):
+            self._seal()
+        elif open_round.status == COMMITTED and open_round.evaluation is not None:
+            self.find_evaluator(open_round, open_round.evaluation)
 
     def _open(self) -> None:
         """Plan the next round once enough clients are here; the plan is kept before anyone receives it."""

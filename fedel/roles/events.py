@@ -13,8 +13,13 @@ from fedel.types import Memory, Report, Task
 
 
 @dataclass(frozen=True)
+class Settle:
+    """Draw the conclusions from what has happened: is it enough, who evaluates."""
+
+
+@dataclass(frozen=True)
 class Tick:
-    """Time has passed. Only a tick opens a round or acts on a deadline."""
+    """Time has passed: settle, open a round if it is time, act on a deadline."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,8 @@ class Broken:
 
 
 Event = (
-    Tick
+    Settle
+    | Tick
     | Restarted
     | Joined
     | Left

@@ -12,7 +12,7 @@ from fedel.core import timing
 from fedel.job import RunConfig
 from fedel.strategies import build
 from fedel.strategies.base import DEVICE_CLOCK, clock_of
-from fedel.types import ClientView, Memory, ModelSpec, Plan, Report, RoundContext
+from fedel.types import ClientView, Memory, ModelSpec, Plan, Report, RoundContext, Strategy
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,17 @@ class Handover:
 class RoundPlanner:
     """Plans the rounds of one run."""
 
-    def __init__(self, run: RunConfig, spec: ModelSpec, default_clock: str = DEVICE_CLOCK) -> None:
-        """``default_clock`` is the budget scope of a method that has none of its own."""
+    def __init__(
+        self,
+        run: RunConfig,
+        spec: ModelSpec,
+        default_clock: str = DEVICE_CLOCK,
+        strategy: Strategy | None = None,
+    ) -> None:
+        """``default_clock`` is the budget scope of a method that has none; ``strategy`` replaces the run's."""
         self.run = run
         self.spec = spec
-        self.strategy = build(run.strategy)
+        self.strategy = strategy or build(run.strategy)
         self.scope = clock_of(self.strategy, default_clock)
 
     def plan(self, handover: Handover, clients: Sequence[ClientView]) -> Plan:

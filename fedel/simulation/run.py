@@ -123,6 +123,7 @@ class Simulation:
         if self._arrivals and clock.in_time(self._arrivals[0].seconds, deadline):
             arrival = heapq.heappop(self._arrivals)
             self._apply(self._arrive(arrival), arrival.seconds)
+            self._apply(ev.Settle(), arrival.seconds)
         elif open_round.overdue and not self._arrivals:
             self._apply(ev.CloseNow(), self._now)
         else:

@@ -14,6 +14,7 @@ from fedel.errors import ConfigError
 from fedel.files import write_atomic
 from fedel.records import RoundRecord, RunResult, run_result
 from fedel.roles.coordinator import RoundEngine
+from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import FINISHED
 from fedel.simulation import devices
 from fedel.simulation.executors import Executor, Processes, Serial, cores
@@ -74,7 +75,8 @@ def session(
         {client.name: client.profile for client in clients},
         job.device,
     )
-    engine = RoundEngine(run, model.spec, job.scope or PAPER_CLOCK, tests_itself=workload.num_test_samples > 0)
+    planner = RoundPlanner(run, model.spec, job.scope or PAPER_CLOCK)
+    engine = RoundEngine(planner, tests_itself=workload.num_test_samples > 0)
     participants = run.rounds.num_participants or len(clients)
     worker = Worker(engine.planner.strategy, workload)
     with workers(worker, executor, min(num_workers or cores(), participants)) as pool:

@@ -95,7 +95,7 @@ class Watch:
     @property
     def counted(self) -> list[list[str]]:
         """Whose updates counted, by round."""
-        return [[entry["client"] for entry in record["clients"]] for record in self.records]
+        return [[entry.client for entry in record.clients] for record in self.records]
 
     def done(self, round_num: int) -> set[str]:
         """Clients that are done with this round, while it is open."""

@@ -52,7 +52,7 @@ def expected_down(run: Reference) -> list[int]:
 
 
 def measured(records: list[dict[str, Any]], key: str) -> list[dict[str, int]]:
-    return [{entry["client"]: entry[key] for entry in record["clients"]} for record in records]
+    return [{entry.client: entry[key] for entry in record.clients} for record in records]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25], ids="T_th {} of the fastest".format)
@@ -64,7 +64,7 @@ def test_fedel_sends_what_it_trained_and_fetches_what_changed(tmp_path: Path, sh
     down = [dict.fromkeys(updates, size) for updates, size in zip(run.updates, expected_down(run), strict=True)]
     assert down == measured(records, "bytes_down")
     model = size_of(run.model)
-    mean_up = sum(record["bytes_up"] for record in records) / NUM_ROUNDS / NUM_CLIENTS
+    mean_up = sum(record.bytes_up for record in records) / NUM_ROUNDS / NUM_CLIENTS
     assert mean_up < 0.75 * model
     if share < 1:
         assert mean_up < 0.4 * model

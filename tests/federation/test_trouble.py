@@ -52,7 +52,7 @@ def test_a_round_closes_without_a_frozen_agent_which_counts_again_once_it_is_tha
             assert pb.RUN_PHASE_STOPPED == (await watch.ended()).phase
             assert ["client-0", "client-1", "client-2"] == watch.counted[0]
             assert ["client-0", "client-1"] == watch.counted[1]
-            assert DEADLINE_SECONDS <= watch.records[1]["collect_seconds"] < DEADLINE_SECONDS + 5
+            assert DEADLINE_SECONDS <= watch.records[1].collect_seconds < DEADLINE_SECONDS + 5
             # Its window goes on from round 0, the last in which it counted.
             expected = reference(job, 3, watch.counted)
             assert same_bits(expected.model, await made.model())

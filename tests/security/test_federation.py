@@ -90,7 +90,7 @@ async def test_an_agent_takes_up_files_that_somebody_else_renewed(
     pki = Pki(tmp_path)
     tls = pki.tls("agent", "client-0")
     async with servers(tmp_path, pki) as made, running(agent(made, tmp_path, 0, tls)):
-        fleet = made.coordinator.fleet
+        fleet = made.coordinator.sessions
         await until(lambda: fleet.num_sessions == 1, "the session")
         session = fleet._sessions["client-0"]
         old = load(tls.folder).facts
@@ -125,7 +125,7 @@ async def test_a_revoked_agent_is_cut_off_and_comes_back_once_it_is_enrolled_aga
     pki = Pki(tmp_path)
     tls = pki.tls("agent", "client-0")
     async with servers(tmp_path, pki) as made, running(agent(made, tmp_path, 0, tls)):
-        fleet = made.coordinator.fleet
+        fleet = made.coordinator.sessions
         await until(lambda: fleet.num_sessions == 1, "the session")
         pki.authority.revoke(Identity("agent", "client-0"))
         await until(lambda: fleet.num_sessions == 0, "the session to be cut off")

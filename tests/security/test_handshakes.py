@@ -176,7 +176,7 @@ async def test_an_agent_cannot_speak_for_another(tmp_path: Path, caplog: pytest.
             hello = coordinator_pb2.Hello(client="alice")
             await call.write(coordinator_pb2.SessionRequest(hello=hello))
             assert ("PERMISSION_DENIED", "client") == await refusal(call.read())
-        assert 0 == made.coordinator.fleet.num_sessions
+        assert 0 == made.coordinator.sessions.num_sessions
         async with connect(made.aggregator_address, tls) as channel:
             upload = AggregatorServiceStub(channel).PutUpdate()
             header = aggregator_pb2.UpdateHeader(run="x", report=task_pb2.Report(client="alice"))
@@ -214,10 +214,10 @@ async def test_an_open_stream_ends_when_its_certificate_is_revoked(
             call = CoordinatorServiceStub(channel).Session()
             await call.write(coordinator_pb2.SessionRequest(hello=coordinator_pb2.Hello(client="a")))
             assert "welcome" == (await call.read()).WhichOneof("kind")
-            assert 1 == made.coordinator.fleet.num_sessions
+            assert 1 == made.coordinator.sessions.num_sessions
             pki.authority.revoke(Identity("agent", "a"))
             assert ("UNAUTHENTICATED", "revoked") == await refusal(call.read())
-        await until(lambda: made.coordinator.fleet.num_sessions == 0, "the session to be gone")
+        await until(lambda: made.coordinator.sessions.num_sessions == 0, "the session to be gone")
 
 
 @asynchronous

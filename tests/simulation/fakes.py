@@ -12,13 +12,14 @@ from fedel.errors import DataError
 from fedel.job import RunConfig
 from fedel.records import RoundRecord
 from fedel.roles.coordinator import RoundEngine
+from fedel.roles.planner import RoundPlanner
 from fedel.simulation.conditions import Faults, Link
 from fedel.simulation.devices import Client
 from fedel.simulation.executors import Executor, Serial
 from fedel.simulation.job import Evaluation
 from fedel.simulation.run import Simulation
 from fedel.simulation.store import Checkpoint, RunFolder
-from fedel.simulation.workers import Tally, EvaluationPart, Worker
+from fedel.simulation.workers import EvaluationPart, Tally, Worker
 from fedel.strategies.base import PAPER_CLOCK
 from fedel.types import ModelSpec, Tensors, Trainer
 from tests.strategies import fakes
@@ -101,7 +102,7 @@ def play(
     """A run on the fake fleet; with ``folder`` it is kept there, and gone on with if it is there already."""
     trainers = trainers or fakes.fleet(4)
     workload = FakeWorkload(trainers, fails=fails or {})
-    engine = RoundEngine(run, workload.spec, scope or PAPER_CLOCK, tests_itself=True)
+    engine = RoundEngine(RoundPlanner(run, workload.spec, scope or PAPER_CLOCK), tests_itself=True)
     store = RunFolder(folder) if folder else None
     kept = store.open(run.table()) if store else None
     executor = make(Worker(engine.planner.strategy, workload))

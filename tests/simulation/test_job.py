@@ -35,7 +35,6 @@ def test_virtual_rounds_have_no_shortest_deadline_unless_one_is_set():
         ({"scope": "forward"}, "scope = 'forward' is none of"),
         ({"scope": "train", "strategy": {"name": "fedel", "budget_scope": "backward"}}, "remove one of them"),
         ({"scope": "train", "strategy": {"name": "fedl"}}, "did you mean 'fedel'"),
-        ({"rounds": {"late": "next"}}, "leaves late updates out"),
         ({"fleet": {"counts": {"orin": 2}}, "partition": {"num_clients": 3}}, "adds up to 2 devices"),
         ({"partition": {"alhpa": 1.0}}, "did you mean 'alpha'"),
     ],

@@ -82,7 +82,7 @@ async def test_gauges_tell_how_an_open_round_stands(tmp_path: Path) -> None:
         assert 3 == found["fedel_sessions",]
         assert (1, 0) == (found["fedel_run_active", RUN], found["fedel_round_number", RUN])
         assert 77 == found["fedel_round_deadline_seconds", RUN]
-        opened = federation.coordinator.runs[RUN].round
+        opened = federation.coordinator.runs[RUN].state.open
         assert opened is not None
         assert opened.opened_at == found["fedel_round_opened_timestamp_seconds", RUN]
         now = federation.coordinator.clock()

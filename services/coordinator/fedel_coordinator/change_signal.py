@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 
 class ChangeSignal:
@@ -19,16 +18,6 @@ class ChangeSignal:
     def next(self) -> asyncio.Event:
         """Set at the next change. Take it before looking at the state, so that no change is missed."""
         return self._event
-
-    async def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait up to ``timeout`` seconds for the condition; return whether it held."""
-        while True:
-            change = self.next()
-            if condition():
-                return True
-            if timeout is not None and not await wait_for_event(change, timeout):
-                return condition()
-            await change.wait()
 
 
 async def wait_for_event(event: asyncio.Event, timeout: float | None) -> bool:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from fedel.errors import ConfigError, FedelError, ServiceError
 from fedel.job import RunConfig
-from fedel.roles.coordinator import RoundEngine
+from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import ENDED, FAILED, WAITING
 from fedel.roles.sharding import assign
 from fedel.telemetry import CoordinatorMetrics
@@ -201,7 +201,7 @@ def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
     if not spec.weights:
         raise ConfigError(f"run '{name}': its model has no trainable tensor")
     try:
-        RoundEngine(config, spec)
+        RoundPlanner(config, spec)
     except FedelError as error:
         raise ConfigError(f"run '{name}': {error}") from None
     return config

@@ -15,6 +15,7 @@ from fedel.job import RunConfig
 from fedel.records import RoundRecord, RunResult, run_result
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
+from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import FAILED, STOPPING, RunState
 from fedel.serialisation import from_json
 from fedel.telemetry import CoordinatorMetrics
@@ -67,7 +68,7 @@ class CoordinatorRun:
         self.services = services
         self.config = RunConfig.parse(from_config(row), f"run '{row.name}'")
         self.spec = persistence.spec_from_json(row.spec_json)
-        self.engine = RoundEngine(self.config, self.spec)
+        self.engine = RoundEngine(RoundPlanner(self.config, self.spec))
         self.state: RunState = stored.state
         self.last_record: RoundRecord | None = stored.last_record
         self.activities = {client: Activity() for client in self.state.members}

@@ -16,10 +16,12 @@ from fedel_aggregator.config import AggregatorConfig
 from fedel_aggregator.server import serve as aggregating
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
+from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.server import serving
 from grpc import aio
 
 from fedel.job import RunConfig
+from fedel.records import RoundRecord
 from fedel.roles.edge import KeptMemories, run_task
 from fedel.roles.sharding import assign
 from fedel.strategies import build
@@ -61,6 +63,19 @@ def run_config(strategy: Mapping[str, Any] | None = None, **rounds: Any) -> RunC
     )
 
 
+async def until(condition: Callable[[], bool], run: CoordinatorRun) -> None:
+    """Wait until the condition on a run holds."""
+
+    async def wait() -> None:
+        while True:
+            change = run.change.next()
+            if condition():
+                return
+            await change.wait()
+
+    await asyncio.wait_for(wait(), STEP_SECONDS)
+
+
 class Heard:
     """What came in, for tests that wait for it."""
 
@@ -73,7 +88,7 @@ class Heard:
         self._arrived.set()
 
     async def until(self, wanted: Callable[[Any], bool], number: int = 1) -> Any:
-        """The so manieth message that is wanted."""
+        """The n-th message that is wanted."""
 
         async def find() -> Any:
             while True:
@@ -236,7 +251,7 @@ class ScriptedAgent:
         return [getattr(m, kind) for m in self.heard.all if m.WhichOneof("kind") == kind]
 
     async def until(self, kind: str, number: int = 1, **fields: Any) -> Any:
-        """The so manieth message of a kind whose fields have these values."""
+        """The n-th message of a kind whose fields have these values."""
 
         def wanted(message: pb.SessionResponse) -> bool:
             if message.WhichOneof("kind") != kind:
@@ -345,16 +360,20 @@ class Federation:
 
         return await asyncio.wait_for(follow(), STEP_SECONDS)
 
-    async def finished(self, run: str = RUN) -> list[dict[str, Any]]:
+    async def finished(self, run: str = RUN) -> list[RoundRecord]:
         """Wait for the end of the run; its records."""
-        records: list[dict[str, Any]] = []
+        records: list[RoundRecord] = []
 
         async def follow() -> None:
             async for response in self.stub.WatchRun(pb.WatchRunRequest(run=run)):
-                records.extend(json.loads(text) for text in response.status.rounds_json)
+                records.extend(RoundRecord.from_json(text) for text in response.status.rounds_json)
 
         await asyncio.wait_for(follow(), STEP_SECONDS)
         return records
+
+    def refused(self, reason: str) -> float:
+        """Agents' messages that the coordinator refused for a reason."""
+        return self.coordinator.metrics.refused.labels(reason)._value.get()
 
     async def model(self, run: str = RUN, version: int = -1) -> Tensors:
         model: dict[str, Any] = {}

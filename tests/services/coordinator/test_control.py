@@ -12,12 +12,12 @@ import pytest
 from fedel_coordinator import servicer
 from grpc import aio
 
-from fedel.strategies import build
-from fedel.strategies.base import clock_of
+from fedel.strategies.base import DEVICE_CLOCK
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.codec import spec_to_pb
 from tests.services.coordinator.support import RUN, SPEC, Federation, asynchronous, run_config, trainers
-from tests.strategies.fakes import run_rounds, same_bits
+from tests.simulation.fakes import play
+from tests.strategies.fakes import same_bits
 
 _SPEC = spec_to_pb(SPEC)
 
@@ -84,7 +84,7 @@ async def test_a_configuration_that_is_no_json_is_refused(tmp_path: Path) -> Non
     async with Federation(tmp_path) as federation:
         with pytest.raises(aio.AioRpcError) as caught:
             await federation.stub.CreateRun(pb.CreateRunRequest(run="ok", config_json="{", spec=_SPEC))
-        assert "no JSON" in caught.value.details()
+        assert "not valid JSON" in caught.value.details()
 
 
 @asynchronous
@@ -164,12 +164,11 @@ async def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path) -> None:
         await federation.create(run_config({"name": "fedavg"}, num_rounds=2, evaluate_every=0), "two")
         federation.start_agents(3)
         one, two = await asyncio.gather(federation.finished("one"), federation.finished("two"))
-        assert (["fedel"] * 3, ["fedavg"] * 2) == ([r["strategy"] for r in one], [r["strategy"] for r in two])
+        assert (["fedel"] * 3, ["fedavg"] * 2) == ([r.strategy for r in one], [r.strategy for r in two])
         clients = dict(list(trainers().items())[:3])
         for name, method, num_rounds in (("one", "fedel", 3), ("two", "fedavg", 2)):
-            strategy = build({"name": method})
-            expected = run_rounds(strategy, num_rounds, clients, scope=clock_of(strategy)).model
-            assert same_bits(expected, await federation.model(name))
+            expected = play(run_config({"name": method}, num_rounds=num_rounds), clients, scope=DEVICE_CLOCK)
+            assert same_bits(expected.model, await federation.model(name))
 
 
 @asynchronous
@@ -214,10 +213,10 @@ async def test_a_follower_gets_every_round_once_however_small_the_messages(
         following = asyncio.create_task(federation.finished())
         federation.agent("client-0")
         expected = [0, 1, 2, 3]
-        assert expected == [record["round"] for record in await following]
-        assert expected == [record["round"] for record in await federation.finished()]
+        assert expected == [record.round for record in await following]
+        assert expected == [record.round for record in await federation.finished()]
         await federation.restart_coordinator()
-        assert expected == [record["round"] for record in await federation.finished()]
+        assert expected == [record.round for record in await federation.finished()]
 
 
 @asynchronous

@@ -20,9 +20,9 @@ async def test_the_fastest_client_that_can_evaluates_and_the_best_model_is_kept(
         await fast.until("closed", round_num=1)
         early = await federation.model(version=2)
         records = await federation.finished()
-        assert [0.2, 0.7, 0.4, 0.6, 0.7] == [record["accuracy"] for record in records]
-        assert [1 - 0.2, 1 - 0.7] == [record["test_loss"] for record in records[:2]]
-        assert 0.25 == records[0]["evaluate_seconds"] == records[0]["phases"]["evaluate"]
+        assert [0.2, 0.7, 0.4, 0.6, 0.7] == [record.accuracy for record in records]
+        assert [1 - 0.2, 1 - 0.7] == [record.test_loss for record in records[:2]]
+        assert 0.25 == records[0].evaluate_seconds == records[0].phases["evaluate"]
         assert [1, 2, 3, 4, 5] == [task.model_version for task in fast.kinds("evaluate")]
         assert [] == slow.kinds("evaluate")
         row = federation.coordinator.store.run("night-1")
@@ -36,8 +36,8 @@ async def test_every_second_model_and_the_last_are_evaluated(tmp_path: Path) -> 
         await federation.create(run_config(num_rounds=5, evaluate_every=2, min_clients=1))
         federation.agent("client-0", accuracies=dict.fromkeys(range(6), 0.5))
         records = await federation.finished()
-        assert [None, 0.5, None, 0.5, 0.5] == [record["accuracy"] for record in records]
-        assert "evaluate" not in records[0]["phases"]
+        assert [None, 0.5, None, 0.5, 0.5] == [record.accuracy for record in records]
+        assert "evaluate" not in records[0].phases
 
 
 @asynchronous
@@ -45,7 +45,7 @@ async def test_where_nobody_can_evaluate_nobody_waits(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=2, min_clients=1))
         federation.agent("client-0")
-        assert [None, None] == [record["accuracy"] for record in await federation.finished()]
+        assert [None, None] == [record.accuracy for record in await federation.finished()]
 
 
 @asynchronous
@@ -55,8 +55,8 @@ async def test_an_evaluator_that_fails_is_replaced_and_trains_on(tmp_path: Path)
         broken = federation.agent("client-0", accuracies={})
         federation.agent("client-1", accuracies={1: 0.5, 2: 0.6})
         records = await federation.finished()
-        assert [0.5, 0.6] == [record["accuracy"] for record in records]
-        assert [2, 2] == [record["num_updates"] for record in records]
+        assert [0.5, 0.6] == [record.accuracy for record in records]
+        assert [2, 2] == [record.num_updates for record in records]
         assert [1, 2] == [task.model_version for task in broken.kinds("evaluate")]
 
 
@@ -69,7 +69,7 @@ async def test_an_evaluator_that_is_lost_is_replaced(tmp_path: Path) -> None:
         federation.agent("client-1", accuracies={1: 0.5})
         await lost.until("evaluate")
         await lost.drop()
-        assert [0.5] == [record["accuracy"] for record in await federation.finished()]
+        assert [0.5] == [record.accuracy for record in await federation.finished()]
 
 
 @asynchronous
@@ -82,7 +82,7 @@ async def test_the_only_evaluator_is_asked_again_when_it_is_back(tmp_path: Path)
         await agent.drop()
         agent.mute_evaluations = False
         agent.start()
-        assert [0.9] == [record["accuracy"] for record in await federation.finished()]
+        assert [0.9] == [record.accuracy for record in await federation.finished()]
 
 
 @asynchronous
@@ -92,6 +92,5 @@ async def test_an_evaluation_that_takes_too_long_is_skipped(tmp_path: Path) -> N
         await federation.create(run_config(num_rounds=1, min_clients=1, **rounds))
         agent = federation.agent("client-0", accuracies={1: 0.9})
         agent.mute_evaluations = True
-        assert [None] == [record["accuracy"] for record in await federation.finished()]
+        assert [None] == [record.accuracy for record in await federation.finished()]
         await agent.send(evaluation=pb.EvaluationDone(run="night-1", model_version=1, accuracy=0.9))
-        assert 1 == federation.coordinator.runs["night-1"].counts["evaluation:skipped"]

@@ -76,7 +76,7 @@ async def test_a_killed_coordinator_goes_on_where_it_was(tmp_path: Path) -> None
         for agent in agents:
             agent.start()
         records = await federation.finished()
-        assert [3, 3, 3] == [record["num_updates"] for record in records]
+        assert [3, 3, 3] == [record.num_updates for record in records]
         assert same_bits(expected_model(), await federation.model())
         assert 0 == await process.end(signal.SIGTERM)
 

@@ -7,27 +7,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedel_coordinator.rundir import RunDirectory
-from fedel_coordinator.saved import (
-    plan_from_text,
-    plan_to_text,
-    profile_from_text,
-    profile_to_text,
-    record_to_text,
-    spec_from_text,
-    spec_to_text,
-    state_from_text,
-    state_to_text,
-)
+from fedel_coordinator.persistence import plan_from_json, plan_to_json, spec_from_json, spec_to_json
+from fedel_coordinator.run_directory import RunDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedel import config as toml
 from fedel.job import RunConfig
-from fedel.roles.coordinator import RunState
-from fedel.strategies import build
+from fedel.records import RoundRecord
+from fedel.roles.planner import Handover, RoundPlanner
+from fedel.serialisation import from_json, to_json
+from fedel.types import ClientView, TimingProfile
 from tests.services.coordinator.support import RUN, SPEC, Federation, asynchronous, run_config, trainers
-from tests.strategies.fakes import frozen_spec, run_rounds
+from tests.strategies.fakes import frozen_spec
 
 
 @asynchronous
@@ -36,18 +28,18 @@ async def test_the_record_of_a_round_tells_where_time_and_bytes_went(tmp_path: P
         await federation.create(run_config(num_rounds=2, min_clients=2))
         federation.start_agents(2, accuracies={1: 0.25, 2: 0.5})
         first, second = await federation.finished()
-    assert {"download": 0.5, "train": 2.0, "upload": 1.0, "wait": 0.0} == first["clients"][0]["phases"]
-    assert {"download", "train", "upload", "wait", "fold", "commit", "evaluate"} == set(first["phases"])
-    assert (2.0, 14) == (first["phases"]["train"], first["bytes_down"])
-    assert first["bytes_up"] == sum(entry["bytes_up"] for entry in first["clients"]) > 0
-    assert ["fake", "fake"] == [entry["device_type"] for entry in first["clients"]]
-    assert 0 < first["collect_seconds"] <= first["latency_seconds"]
-    assert second["opened_at"] >= first["opened_at"] + first["latency_seconds"]
-    assert (1, 2) == (first["version"], second["version"])
-    assert {t.name for t in SPEC.tensors} == set(first["tensor_clients"])
-    for name, count in second["tensor_clients"].items():
-        before = first["tensor_untrained_rounds"][name]
-        assert (0 if count else before + 1) == second["tensor_untrained_rounds"][name]
+    assert {"download": 0.5, "train": 2.0, "upload": 1.0, "wait": 0.0} == first.clients[0].phases
+    assert {"download", "train", "upload", "wait", "fold", "commit", "evaluate"} == set(first.phases)
+    assert (2.0, 14) == (first.phases["train"], first.bytes_down)
+    assert first.bytes_up == sum(entry.bytes_up for entry in first.clients) > 0
+    assert ["fake", "fake"] == [entry.device_type for entry in first.clients]
+    assert 0 < first.collect_seconds <= first.latency_seconds
+    assert second.opened_at >= first.opened_at + first.latency_seconds
+    assert (1, 2) == (first.version, second.version)
+    assert {t.name for t in SPEC.tensors} == set(first.tensor_clients)
+    for name, count in second.tensor_clients.items():
+        before = first.tensor_untrained_rounds[name]
+        assert (0 if count else before + 1) == second.tensor_untrained_rounds[name]
 
 
 @asynchronous
@@ -66,7 +58,7 @@ async def test_a_run_leaves_a_directory_that_others_can_read(tmp_path: Path) -> 
     assert (0.25, 0.5, 0, 1) == tuple(
         result[k] for k in ("accuracy", "best_accuracy", "best_round", "best_version")
     )
-    assert sum(record["bytes_up"] for record in records) == result["bytes_up"]
+    assert sum(record.bytes_up for record in records) == result["bytes_up"]
     assert {"client-0", "client-1"} == set(result["clients"])
     assert result["wall_seconds"] > 0
 
@@ -102,26 +94,26 @@ async def test_a_directory_that_cannot_be_written_stops_no_run(tmp_path: Path) -
         assert 1 == len(await federation.finished())
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def _lines(path: Path) -> list[RoundRecord]:
+    return [RoundRecord.from_json(line) for line in path.read_text().splitlines()]
 
 
-def test_what_the_store_keeps_as_text_comes_back_the_same() -> None:
-    history = run_rounds(build({"name": "fedel"}), 2)
-    plan = history.plans[1]
-    assert plan == plan_from_text(plan_to_text(plan), plan.tasks[0].global_importance)
-    state = RunState(2, {"a": [1, {"b": 0.1}]}, {"w": 1e-17}, {r.client: r for r in history.reports})
-    assert state == state_from_text(state_to_text(state))
+def test_what_the_store_keeps_as_json_comes_back_the_same() -> None:
+    clients = trainers()
+    views = [ClientView(name, each.num_samples, each.profile) for name, each in sorted(clients.items())]
+    handover = Handover(2, {"a": [1, {"b": 0.1}]}, {"w": 1e-17})
+    plan = RoundPlanner(run_config(), SPEC).plan(handover, views)
+    assert plan == plan_from_json(plan_to_json(plan), handover.global_importance)
+    assert handover == from_json(Handover, to_json(handover), "test")
     for spec in (SPEC, frozen_spec()):
-        assert spec == spec_from_text(spec_to_text(spec))
-    profile = trainers()["client-3"].profile
-    assert profile == profile_from_text(profile_to_text(profile))
+        assert spec == spec_from_json(spec_to_json(spec))
+    profile = clients["client-3"].profile
+    assert profile == from_json(TimingProfile, to_json(profile), "test")
 
 
-def test_a_record_is_json_for_any_reader() -> None:
-    text = record_to_text({"loss": math.nan, "list": (1.5, -math.inf), "inner": {"x": math.inf, "y": "NaN"}})
+def test_a_record_is_json_for_every_reader() -> None:
+    text = to_json({"loss": math.nan, "list": (1.5, -math.inf), "inner": {"x": math.inf, "y": "NaN"}})
     assert {"loss": None, "list": [1.5, None], "inner": {"x": None, "y": "NaN"}} == json.loads(text)
-    assert "NaN," not in text
 
 
 _KEYS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -144,11 +136,11 @@ def test_toml_comes_back_the_same(table: dict[str, Any]) -> None:
     assert table == toml.tomllib.loads(toml.write(table))
 
 
-def test_a_directory_is_started_anew(tmp_path: Path) -> None:
+def test_a_directory_is_started_again(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "one")
     directory.start({"seed": 1}, ['{"round": 0}'])
     directory.append('{"round": 1}')
     directory.start({"seed": 1, "none": None}, ['{"round": 0}'])
-    assert [{"round": 0}] == _lines(tmp_path / "one" / "rounds.jsonl")
+    assert '{"round": 0}\n' == (tmp_path / "one" / "rounds.jsonl").read_text()
     assert {"seed": 1} == toml.read(tmp_path / "one" / "config.toml")
     assert not directory.finished

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.sql import SqlStore
 
+from fedel.records import RoundRecord
 from fedel.v1 import coordinator_pb2 as pb
 from tests.services.coordinator.postgres import fresh_database
 from tests.services.coordinator.support import RUN, STEP_SECONDS, Federation, asynchronous, run_config
@@ -26,10 +27,11 @@ class Killed(BaseException):
 
 
 class FailAt:
-    """Stands before a store or the shards, and kills whoever makes the chosen call for the so manieth time."""
+    """Stands in front of a store or the shards, and kills the n-th caller of the chosen method."""
 
     def __init__(self, inner: Any, method: str, when: str, count: int = 2) -> None:
         self.inner, self.method, self.when, self.left = inner, method, when, count
+        self.killed, self._loop = asyncio.Event(), asyncio.get_running_loop()
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.inner, name)
@@ -39,41 +41,43 @@ class FailAt:
         def maybe(*arguments: Any) -> Any:
             self.left -= 1
             if self.left == 0 and self.when == "before":
-                raise Killed(self.method)
+                self._kill()
             result = call(*arguments)
             if self.left == 0:
                 if asyncio.iscoroutine(result):
-                    return self._die_after(result)
-                raise Killed(self.method)
+                    return self._kill_after(result)
+                self._kill()
             return result
 
         return maybe
 
-    async def _die_after(self, result: Any) -> None:
+    async def _kill_after(self, result: Any) -> None:
         await result
+        self._kill()
+
+    def _kill(self) -> None:
+        self._loop.call_soon_threadsafe(self.killed.set)
         raise Killed(self.method)
 
 
-async def run_with_a_death(federation: Federation, part: str, method: str, when: str) -> list[dict[str, Any]]:
+async def run_with_a_death(federation: Federation, part: str, method: str, when: str) -> list[RoundRecord]:
     """Records of a run whose coordinator dies in its second round."""
     await federation.stop_coordinator()
     parts = {"store": SqlStore(federation.settings["database_url"]), "shards": Shards(federation.aggregators)}
-    parts[part] = FailAt(parts[part], method, when)
+    parts[part] = doomed = FailAt(parts[part], method, when)
     await federation.start_coordinator(**parts)
     await federation.create(run_config())
     federation.start_agents(3, accuracies=ACCURACIES)
-    drive = federation.coordinator.drives[RUN]
-    with pytest.raises(Killed):
-        await asyncio.wait_for(drive, STEP_SECONDS)
+    await asyncio.wait_for(doomed.killed.wait(), STEP_SECONDS)
     await federation.restart_coordinator()
     return await federation.finished()
 
 
-def untrained(records: list[dict[str, Any]]) -> dict[str, int]:
-    """Rounds since anybody trained each tensor, by what the records say of who did."""
-    counts = dict.fromkeys(records[0]["tensor_clients"], 0)
+def untrained(records: list[RoundRecord]) -> dict[str, int]:
+    """Rounds since each tensor was last trained, counted from the records."""
+    counts = dict.fromkeys(records[0].tensor_clients, 0)
     for record in records:
-        counts = {name: 0 if record["tensor_clients"][name] else count + 1 for name, count in counts.items()}
+        counts = {name: 0 if record.tensor_clients[name] else count + 1 for name, count in counts.items()}
     return counts
 
 
@@ -94,11 +98,11 @@ POINTS = [
 async def test_a_run_goes_on_to_the_same_model(tmp_path: Path, part: str, method: str, when: str) -> None:
     async with Federation(tmp_path) as federation:
         records = await run_with_a_death(federation, part, method, when)
-        assert [0, 1, 2] == [record["round"] for record in records]
-        assert [3, 3, 3] == [record["num_updates"] for record in records]
-        assert [0.3, 0.5, 0.4] == [record["accuracy"] for record in records]
+        assert [0, 1, 2] == [record.round for record in records]
+        assert [3, 3, 3] == [record.num_updates for record in records]
+        assert [0.3, 0.5, 0.4] == [record.accuracy for record in records]
         assert same_bits(expected_model(), await federation.model())
-        assert [untrained(records[:n]) for n in (1, 2, 3)] == [r["tensor_untrained_rounds"] for r in records]
+        assert [untrained(records[:n]) for n in (1, 2, 3)] == [r.tensor_untrained_rounds for r in records]
         row = federation.coordinator.store.run(RUN)
         assert (3, 2, 0.5) == (row.model_version, row.best_version, row.best_accuracy)
 
@@ -107,7 +111,7 @@ async def test_a_run_goes_on_to_the_same_model(tmp_path: Path, part: str, method
 async def test_a_run_on_postgresql_goes_on_to_the_same_model(tmp_path: Path, postgres_server: str) -> None:
     async with Federation(tmp_path, database_url=fresh_database(postgres_server)) as federation:
         records = await run_with_a_death(federation, "store", "commit_round", "before")
-        assert [0.3, 0.5, 0.4] == [record["accuracy"] for record in records]
+        assert [0.3, 0.5, 0.4] == [record.accuracy for record in records]
         assert same_bits(expected_model(), await federation.model())
 
 
@@ -156,7 +160,7 @@ async def test_clients_not_yet_back_are_part_of_the_next_plan(tmp_path: Path) ->
         for agent in agents[1:]:
             agent.start()
         records = await federation.finished()
-        assert [3, 3, 3] == [record["num_updates"] for record in records]
+        assert [3, 3, 3] == [record.num_updates for record in records]
         assert same_bits(expected_model(), await federation.model())
 
 

@@ -7,22 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from fedel.strategies import build
-from fedel.strategies.base import clock_of
+from fedel.strategies.base import DEVICE_CLOCK
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
 from tests.services.coordinator.support import STEP_SECONDS, Federation, asynchronous, run_config, trainers
-from tests.strategies.fakes import run_rounds, same_bits
+from tests.simulation.fakes import play
+from tests.strategies.fakes import same_bits
 
 SOON = {"deadline_floor_seconds": 0.3, "deadline_factor": 1e-6, "evaluate_every": 0}
 """Rounds whose deadline passes while a test waits."""
 
 
 def expected_model(num_rounds: int = 3, num_clients: int = 3, name: str = "fedel") -> Tensors:
-    """The same rounds without any service."""
-    strategy = build({"name": name})
+    """The same rounds in a simulation."""
     clients = dict(list(trainers().items())[:num_clients])
-    return run_rounds(strategy, num_rounds, clients, scope=clock_of(strategy)).model
+    return play(
+        run_config({"name": name}, num_rounds=num_rounds, min_clients=1), clients, scope=DEVICE_CLOCK
+    ).model
 
 
 @pytest.mark.parametrize("strategy", ["fedel", "pyramidfl", "fednova"])
@@ -32,8 +33,8 @@ async def test_three_rounds_make_the_model_that_the_strategy_alone_makes(tmp_pat
         await federation.create(run_config({"name": strategy}, evaluate_every=0))
         federation.start_agents(3)
         records = await federation.finished()
-        assert [0, 1, 2] == [record["round"] for record in records]
-        assert [3, 3, 3] == [record["num_updates"] for record in records]
+        assert [0, 1, 2] == [record.round for record in records]
+        assert [3, 3, 3] == [record.num_updates for record in records]
         assert same_bits(expected_model(name=strategy), await federation.model())
 
 
@@ -61,7 +62,7 @@ async def test_an_update_that_only_one_of_two_aggregators_has_is_left_out(tmp_pa
         for agent in others:
             agent.hold.set()
         records = await federation.finished()
-        assert ["client-0", "client-1"] == [entry["client"] for entry in records[0]["clients"]]
+        assert ["client-0", "client-1"] == [entry.client for entry in records[0].clients]
         assert not (await half.until("closed", round_num=0)).counted
         assert same_bits(expected_model(num_rounds=1, num_clients=2), await federation.model())
 
@@ -87,8 +88,8 @@ async def test_the_deadline_closes_a_round_without_a_silent_client(tmp_path: Pat
         federation.start_agents(2)
         silent = federation.agent("client-2", script={0: "silent"})
         records = await federation.finished()
-        assert ["client-0", "client-1"] == [entry["client"] for entry in records[0]["clients"]]
-        assert (3, 2) == (records[0]["num_tasks"], records[0]["num_updates"])
+        assert ["client-0", "client-1"] == [entry.client for entry in records[0].clients]
+        assert (3, 2) == (records[0].num_tasks, records[0].num_updates)
         assert not (await silent.until("closed", round_num=0)).counted
 
 
@@ -104,7 +105,7 @@ async def test_a_round_with_too_few_reports_waits_beyond_its_deadline(tmp_path: 
         assert pb.RUN_PHASE_RUNNING == status.phase
         slow.hold.set()
         records = await federation.finished()
-        assert ["client-0", "client-1"] == [entry["client"] for entry in records[0]["clients"]]
+        assert ["client-0", "client-1"] == [entry.client for entry in records[0].clients]
 
 
 @asynchronous
@@ -118,7 +119,7 @@ async def test_too_few_reports_are_too_few_although_nobody_else_is_expected(tmp_
         agents[0].script.clear()
         agents[0].start()
         records = await federation.finished()
-        assert ["client-0", "client-1"] == [entry["client"] for entry in records[0]["clients"]]
+        assert ["client-0", "client-1"] == [entry.client for entry in records[0].clients]
 
 
 @asynchronous
@@ -127,12 +128,12 @@ async def test_a_round_whose_only_client_is_gone_is_given_to_another(tmp_path: P
         await federation.create(run_config(num_rounds=1, num_participants=1, min_clients=2, **SOON))
         agents = [federation.agent(f"client-{i}", script={0: "silent"}) for i in range(2)]
         await federation.status(lambda s: s.round_phase == "train")
-        (drawn,) = federation.coordinator.runs["night-1"].round.tasks
+        (drawn,) = federation.coordinator.runs["night-1"].state.open.tasks
         other = next(agent for agent in agents if agent.name != drawn)
         await next(agent for agent in agents if agent.name == drawn).drop()
         other.script.clear()
         records = await federation.finished()
-        assert [other.name] == [entry["client"] for entry in records[0]["clients"]]
+        assert [other.name] == [entry.client for entry in records[0].clients]
 
 
 @asynchronous
@@ -144,7 +145,7 @@ async def test_over_selection_closes_when_enough_are_back(tmp_path: Path) -> Non
         slow = federation.agent("client-2")
         slow.hold.clear()
         records = await federation.finished()
-        assert (3, 2) == (records[0]["num_tasks"], records[0]["num_updates"])
+        assert (3, 2) == (records[0].num_tasks, records[0].num_updates)
         assert not (await slow.until("closed", round_num=0)).counted
 
 
@@ -156,7 +157,7 @@ async def test_nobody_waits_for_a_client_that_says_no(tmp_path: Path, behaviour:
         federation.start_agents(2)
         federation.agent("client-2", script={0: behaviour})
         records = await federation.finished()
-        assert [2, 3] == [record["num_updates"] for record in records]
+        assert [2, 3] == [record.num_updates for record in records]
 
 
 @asynchronous
@@ -171,7 +172,7 @@ async def test_an_acknowledged_update_counts_although_its_client_never_says_so(t
         for agent in others:
             agent.hold.set()
         records = await federation.finished()
-        assert 3 == records[0]["num_updates"]
+        assert 3 == records[0].num_updates
         assert (await mute.until("closed", round_num=0)).counted
         assert same_bits(expected_model(num_rounds=1), await federation.model())
 
@@ -187,7 +188,7 @@ async def test_a_client_that_joins_late_takes_part_from_the_next_round_on(tmp_pa
         await federation.status(lambda s: len(s.clients) == 3)
         agents[0].hold.set()
         records = await federation.finished()
-        assert [2, 3] == [record["num_updates"] for record in records]
+        assert [2, 3] == [record.num_updates for record in records]
         assert [1] == [task.round_num for task in late.kinds("task")]
 
 
@@ -203,10 +204,10 @@ async def test_a_late_update_counts_in_the_next_round_where_the_run_says_so(tmp_
         await late.until("closed", round_num=0)
         late.hold.set()
         records = await federation.finished()
-        assert [2, 2] == [record["num_updates"] for record in records]
-        assert [0, 1] == [record["num_late"] for record in records]
-        assert ["client-0", "client-2"] == [entry["client"] for entry in records[1]["clients"]]
-        assert 0 < records[1]["clients"][1]["bytes_up"]
+        assert [2, 2] == [record.num_updates for record in records]
+        assert [0, 1] == [record.num_late for record in records]
+        assert ["client-0", "client-2"] == [entry.client for entry in records[1].clients]
+        assert 0 < records[1].clients[1].bytes_up
 
 
 @asynchronous
@@ -226,7 +227,7 @@ async def test_word_of_an_update_that_was_in_time_does_not_count_for_the_next_ro
         word.report.client, word.report.round_num = "client-2", 0
         await mute.send(done=word)
         assert (await mute.until("closed", 2, round_num=0)).counted
-        now = federation.coordinator.runs["night-1"].round
+        now = federation.coordinator.runs["night-1"].state.open
         assert (1, "open", {"client-1"}) == (now.round_num, now.status, now.done)
 
 
@@ -284,5 +285,5 @@ async def test_a_message_of_another_clients_task_is_ignored(tmp_path: Path) -> N
         await agents[0].send(progress=pb.TaskProgress(run="night-1", round_num=0, phase="train"))
         await federation.status(lambda s: s.clients[0].phase == "train")
         run = federation.coordinator.runs["night-1"]
-        assert 2 == run.counts["refused:done"]
-        assert set() == run.round.done
+        assert 2 == federation.refused("done")
+        assert not run.state.open.done

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from fedel_coordinator.fleet import Device, Fleet
+from fedel_coordinator.sessions import Device, Sessions
 from grpc import aio
 
 from fedel.types import TimingProfile
@@ -22,6 +22,7 @@ from tests.services.coordinator.support import (
     asynchronous,
     run_config,
     trainers,
+    until,
 )
 
 
@@ -36,7 +37,7 @@ async def test_another_model_is_refused_naming_both_digests(tmp_path: Path) -> N
         assert "0123456789abcdef" in refused.reason
         assert SPEC.digest in refused.reason
         assert [] == agent.kinds("task")
-        assert 1 == federation.coordinator.runs[RUN].counts["refused:join"]
+        assert 1 == federation.refused("join")
 
 
 def _without_a_tensor(profile: TimingProfile) -> TimingProfile:
@@ -50,7 +51,7 @@ def _with_a_negative_time(profile: TimingProfile) -> TimingProfile:
 
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
-    [(_without_a_tensor, "is not of model 'fake'"), (_with_a_negative_time, "no positive numbers")],
+    [(_without_a_tensor, "6 blocks and 14 weights"), (_with_a_negative_time, "non-positive times")],
 )
 @asynchronous
 async def test_a_profile_that_would_stop_every_plan_is_refused(tmp_path: Path, spoil, complaint: str) -> None:
@@ -102,7 +103,7 @@ async def test_the_newer_of_two_sessions_of_one_name_wins_and_the_older_is_told(
         assert grpc.StatusCode.ALREADY_EXISTS == older.error
         assert "another agent opened a session as client 'client-0'" in older.why
         federation.agent("client-1")
-        assert 2 == (await federation.finished())[0]["num_updates"]
+        assert 2 == (await federation.finished())[0].num_updates
         assert [] == older.kinds("task")
 
 
@@ -133,7 +134,7 @@ async def test_a_graceful_leave_counts_at_once(tmp_path: Path) -> None:
         await leaver.until("task", round_num=0)
         await leaver.leave()
         records = await federation.finished()
-        assert [(3, 2), (2, 2)] == [(record["num_tasks"], record["num_updates"]) for record in records]
+        assert [(3, 2), (2, 2)] == [(record.num_tasks, record.num_updates) for record in records]
         assert leaver.error is None
         assert 2 == len(agents[0].kinds("task"))
 
@@ -150,7 +151,7 @@ async def test_a_broken_stream_is_no_goodbye(tmp_path: Path) -> None:
         breaker.script.clear()
         breaker.start()
         records = await federation.finished()
-        assert [(3, 3), (3, 3)] == [(record["num_tasks"], record["num_updates"]) for record in records]
+        assert [(3, 3), (3, 3)] == [(record.num_tasks, record.num_updates) for record in records]
 
 
 MANY_AGENTS = """
@@ -176,7 +177,7 @@ async def test_of_many_agents_that_are_killed_none_is_taken_to_have_left(tmp_pat
         agents.kill()
         await agents.wait()
         await federation.status(lambda s: not any(c.connected for c in s.clients))
-        assert not any(member.row.has_left for member in federation.coordinator.runs[RUN].members)
+        assert not any(member.has_left for member in federation.coordinator.runs[RUN].state.members.values())
         assert not any(row.has_left for row in federation.coordinator.store.clients(RUN))
 
 
@@ -190,7 +191,7 @@ async def test_who_left_may_come_back(tmp_path: Path) -> None:
         federation.agent("client-1")
         await federation.status(lambda s: s.message == "waits for 1 more client" and len(s.clients) == 2)
         agent.start()
-        assert 2 == (await federation.finished())[0]["num_updates"]
+        assert 2 == (await federation.finished())[0].num_updates
 
 
 @asynchronous
@@ -198,15 +199,13 @@ async def test_a_silent_client_is_planned_for_no_more(tmp_path: Path) -> None:
     now = [100.0]
     async with Federation(tmp_path) as federation:
         await federation.stop_coordinator()
-        await federation.start_coordinator(now=lambda: now[0])
+        await federation.start_coordinator(monotonic=lambda: now[0])
         await federation.create(run_config(evaluate_every=0))
         agents = federation.start_agents(2)
         agents[0].hold.clear()
         gone = federation.agent("client-2", script={0: "fail"})
         run = federation.coordinator.runs[RUN]
-        assert await run.news.until(
-            lambda: run.round is not None and "client-2" in run.round.lost, STEP_SECONDS
-        )
+        await until(lambda: run.state.open is not None and "client-2" in run.state.open.lost, run)
         await gone.drop()
         now[0] += 2.5
         for agent in agents:
@@ -215,7 +214,7 @@ async def test_a_silent_client_is_planned_for_no_more(tmp_path: Path) -> None:
         now[0] += 1
         agents[0].hold.set()
         records = await federation.finished()
-        assert [3, 2, 2] == [record["num_tasks"] for record in records]
+        assert [3, 2, 2] == [record.num_tasks for record in records]
 
 
 @asynchronous
@@ -223,7 +222,7 @@ async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_pa
     now = [100.0]
     async with Federation(tmp_path) as federation:
         await federation.stop_coordinator()
-        await federation.start_coordinator(now=lambda: now[0])
+        await federation.start_coordinator(monotonic=lambda: now[0])
         await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))
         await federation.control(pb.RUN_ACTION_PAUSE)
         agent = federation.agent("client-0")
@@ -232,12 +231,12 @@ async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_pa
         await federation.control(pb.RUN_ACTION_RESUME)
         await federation.status(lambda s: s.message == "waits for 1 more client")
         await agent.send(heartbeat=pb.Heartbeat())
-        assert 1 == (await federation.finished())[0]["num_updates"]
+        assert 1 == (await federation.finished())[0].num_updates
 
 
 def test_presence_ends_with_silence_and_starts_with_the_process() -> None:
     now = [100.0]
-    fleet = Fleet(15.0, lambda: now[0])
+    fleet = Sessions(15.0, lambda: now[0])
     assert fleet.present("known-from-the-store")
     now[0] += 10
     fleet.heard("beating")
@@ -249,7 +248,7 @@ def test_presence_ends_with_silence_and_starts_with_the_process() -> None:
 
 @asynchronous
 async def test_closing_an_older_session_leaves_the_newer_one_alone() -> None:
-    fleet = Fleet(15.0)
+    fleet = Sessions(15.0)
     older = fleet.open("one", Device())
     newer = fleet.open("one", Device())
     newer.joined.add(RUN)

@@ -11,20 +11,10 @@ import pytest
 import sqlalchemy as sa
 from fedel_coordinator.migrations import STEPS, migrate
 from fedel_coordinator.sql import SqlStore, metadata
-from fedel_coordinator.store import (
-    CLOSED,
-    COMMITTED,
-    OPEN,
-    SEALED,
-    ClientRow,
-    ReportRow,
-    RoundRow,
-    RunRow,
-    Store,
-    StoreUnavailable,
-)
+from fedel_coordinator.store import ClientRow, ReportRow, RoundRow, RunRow, Store, StoreUnavailable
 
 from fedel.errors import ServiceError
+from fedel.roles.run_state import CLOSED, COMMITTED, OPEN, SEALED
 from tests.services.coordinator.postgres import fresh_database
 
 RUN = RunRow("a", '{"x": "ä"}', "{}", 2, "waiting", 10.5)

@@ -37,7 +37,7 @@ async def test_a_run_waits_for_its_aggregator_and_says_so(tmp_path: Path) -> Non
         assert federation.aggregators[0] in status.message
         await federation.start_aggregator()
         records = await federation.finished()
-        assert [3, 3, 3] == [record["num_updates"] for record in records]
+        assert [3, 3, 3] == [record.num_updates for record in records]
         assert same_bits(expected_model(), await federation.model())
 
 
@@ -90,7 +90,7 @@ async def test_a_database_that_is_away_for_a_moment_stops_nothing(tmp_path: Path
         await federation.create(run_config(evaluate_every=0))
         federation.start_agents(3)
         records = await federation.finished()
-        assert [0, 1, 2] == [record["round"] for record in records]
+        assert [0, 1, 2] == [record.round for record in records]
         assert same_bits(expected_model(), await federation.model())
         assert store.calls > 12
 
@@ -108,7 +108,7 @@ async def test_an_agent_whose_report_cannot_be_kept_is_told_to_come_again(tmp_pa
         assert "UNAVAILABLE" == agent.error.name
         federation.coordinator.store.put_report = kept
         agent.start()
-        assert 1 == (await federation.finished())[0]["num_updates"]
+        assert 1 == (await federation.finished())[0].num_updates
 
 
 def _away(_row: Any) -> None:
