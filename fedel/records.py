@@ -5,9 +5,13 @@ A federation and a simulation write the same records. What only one of them know
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from fedel import __version__
 from fedel.serialisation import from_json, to_json
 
 
@@ -127,20 +131,20 @@ class RoundRecord:
         return from_json(RoundRecord, text, where)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClientResult:
     """How well a client kept to T_th over the whole run."""
 
-    device_type: str
+    device_type: str = ""
     deviation_mean: float | None
     deviation_max: float | None
     """The one furthest from zero."""
     rounds_measured: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """``result.json``: what a run came to."""
+    """``result.json``: what a run came to. Fields that older versions did not write have defaults."""
 
     run: str
     phase: str
@@ -150,15 +154,15 @@ class RunResult:
     accuracy: float | None
     test_loss: float | None
     best_accuracy: float | None
-    best_test_loss: float | None
+    best_test_loss: float | None = None
     best_round: int | None
-    best_version: int | None
-    model_version: int
-    scope: str
+    best_version: int | None = None
+    model_version: int = 0
+    scope: str = ""
     wall_seconds: float
     virtual_seconds: float | None
     """Seconds the fleet would have taken; ``None`` for a federation on a real clock."""
-    clock_seconds: Mapping[str, float]
+    clock_seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int
     bytes_down: int
     clients: Mapping[str, ClientResult]
@@ -197,3 +201,55 @@ def client_results(records: Sequence[RoundRecord]) -> dict[str, ClientResult]:
         )
         for client, values in sorted(deviations.items())
     }
+
+
+def run_result(
+    *,
+    name: str,
+    phase: str,
+    strategy: str,
+    seed: int,
+    scope: str,
+    weights: Sequence[str],
+    records: Sequence[RoundRecord],
+    wall_seconds: float,
+    virtual: bool = False,
+    model_version: int | None = None,
+    message: str = "",
+    versions: Mapping[str, str] | None = None,
+    profile: Mapping[str, str] | None = None,
+    partition: str = "",
+) -> RunResult:
+    """What the rounds of a run come to; ``virtual`` if they were simulated."""
+    tested = [record for record in records if record.accuracy is not None]
+    final = tested[-1] if tested else None
+    best = max(tested, key=lambda record: record.accuracy or 0.0, default=None)
+    losses = [record.test_loss for record in tested if record.test_loss is not None]
+    scopes = records[0].clock_seconds if records else {}
+    ours = {"fedel": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    return RunResult(
+        run=name,
+        phase=phase,
+        message=message,
+        strategy=strategy,
+        seed=seed,
+        rounds=len(records),
+        accuracy=final.accuracy if final else None,
+        test_loss=final.test_loss if final else None,
+        best_accuracy=best.accuracy if best else None,
+        best_test_loss=min(losses, default=None),
+        best_round=best.round if best else None,
+        best_version=best.version if best else None,
+        model_version=len(records) if model_version is None else model_version,
+        scope=scope,
+        wall_seconds=wall_seconds,
+        virtual_seconds=sum(record.latency_seconds for record in records) if virtual else None,
+        clock_seconds={each: sum(record.clock_seconds[each] for record in records) for each in scopes},
+        bytes_up=sum(record.bytes_up for record in records),
+        bytes_down=sum(record.bytes_down for record in records),
+        clients=client_results(records),
+        tensors=tuple(weights),
+        versions=ours | dict(versions or {}),
+        profile=profile or {},
+        partition=partition,
+    )
