@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
-from typing import Any
+from typing import Any  # BORDER
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.metrics import MetricWrapperBase
 
 from fedel import __version__
+from fedel.records import ClientRecord, RoundRecord
 
 MAX_CLIENTS = 1000
 """Clients with a time series of their own; beyond them the histograms by device type speak alone."""
@@ -187,60 +188,59 @@ class CoordinatorMetrics:
         for metric in self._by_run:
             metric.remove_by_labels({"run": run})
 
-    def observe_round(self, run: str, record: Mapping[str, Any], model_bytes: int) -> None:
+    def observe_round(self, run: str, record: RoundRecord | Any, model_bytes: int) -> None:  # BORDER: no Any
         """Take over one line of ``rounds.jsonl``."""
-        self.round_latency.labels(run).observe(record["latency_seconds"])
-        self.round_last_latency.labels(run).set(record["latency_seconds"])
-        self.rounds.labels(run, "closed" if record["num_updates"] >= record["num_tasks"] else "partial").inc()
-        self.budget.labels(run).set(record["budget_seconds"])
-        self.bias.labels(run).set(record["o1"])
-        for phase, seconds in record.get("phases", {}).items():
+        record = msgspec.convert(record, RoundRecord)  # BORDER: remove when the writer gives a record
+        self.round_latency.labels(run).observe(record.latency_seconds)
+        self.round_last_latency.labels(run).set(record.latency_seconds)
+        self.rounds.labels(run, "closed" if record.num_updates >= record.num_tasks else "partial").inc()
+        self.budget.labels(run).set(record.budget_seconds)
+        self.bias.labels(run).set(record.o1)
+        for phase, seconds in record.phases.items():
             self.round_phase.labels(run, phase).set(seconds)
         # A line that was read back holds null where the loss was NaN.
-        finite = record["loss"] is not None and math.isfinite(record["loss"])
+        loss = math.nan if record.loss is None else record.loss
+        finite = math.isfinite(loss)
         if finite:
-            self.train_loss.labels(run).set(record["loss"])
-        self.diverged.labels(run).set(0 if finite or not record["num_updates"] else 1)
-        for entry in record["clients"]:
+            self.train_loss.labels(run).set(loss)
+        self.diverged.labels(run).set(0 if finite or not record.num_updates else 1)
+        for entry in record.clients:
             self._observe_client(run, entry, model_bytes)
-        trained: dict[str, int] = record.get("tensor_clients", {})
-        for tensor, num_clients in list(trained.items())[:MAX_TENSORS]:
+        for tensor, num_clients in list(record.tensor_clients.items())[:MAX_TENSORS]:
             self.coverage.labels(run, tensor).set(num_clients)
-        for tensor, rounds in list(record.get("tensor_untrained_rounds", {}).items())[:MAX_TENSORS]:
+        for tensor, rounds in list(record.tensor_untrained_rounds.items())[:MAX_TENSORS]:
             self.untrained.labels(run, tensor).set(rounds)
 
-    def _observe_client(self, run: str, entry: Mapping[str, Any], model_bytes: int) -> None:
-        if entry["deviation"] is not None:
-            self.deviation.labels(run, entry.get("device_type") or "unknown").observe(entry["deviation"])
-        up, down = entry.get("bytes_up", 0), entry.get("bytes_down", 0)
-        for direction, num_bytes in (("up", up), ("down", down)):
+    def _observe_client(self, run: str, entry: ClientRecord, model_bytes: int) -> None:
+        if entry.deviation is not None:
+            self.deviation.labels(run, entry.device_type or "unknown").observe(entry.deviation)
+        for direction, num_bytes in (("up", entry.bytes_up), ("down", entry.bytes_down)):
             self.bytes_sent.labels(run, direction).inc(num_bytes)
             self.bytes_saved.labels(run, direction).inc(max(0, model_bytes - num_bytes))
-        client = entry["client"]
-        if not self.labelled(run, client):
+        if not self.labelled(run, entry.client):
             return
-        labels = (run, client)
-        end, front = entry["window"] or (0, 0)
-        if entry["deviation"] is not None:
-            self.client_deviation.labels(*labels).set(entry["deviation"])
+        labels = (run, entry.client)
+        end, front = entry.window or (0, 0)
+        if entry.deviation is not None:
+            self.client_deviation.labels(*labels).set(entry.deviation)
             over = self.client_over_budget.labels(*labels)
-            over.inc() if entry["deviation"] > OVER_BUDGET_RATIO else over.set(0)
-        self.client_planned.labels(*labels).set(entry["predicted_seconds"])
-        self.client_measured.labels(*labels).set(entry["train_seconds"])
+            over.inc() if entry.deviation > OVER_BUDGET_RATIO else over.set(0)
+        self.client_planned.labels(*labels).set(entry.predicted_seconds)
+        self.client_measured.labels(*labels).set(entry.train_seconds)
         self.client_end.labels(*labels).set(end)
         self.client_front.labels(*labels).set(front)
-        self.client_resets.labels(*labels).set(entry["resets"])
-        self.client_selected.labels(*labels).set(entry["num_selected"])
-        self.client_memory.labels(*labels).set(entry["peak_memory_bytes"])
-        self.bytes_up.labels(*labels).inc(up)
-        self.bytes_down.labels(*labels).inc(down)
-        device = entry.get("device") or {}
-        if device.get("power_watts") is not None:
-            self.client_power.labels(*labels).set(device["power_watts"])
-        if device.get("energy_joules") is not None:
-            self.client_energy.labels(*labels).inc(device["energy_joules"])
-        if device.get("temperature_celsius") is not None:
-            self.client_temperature.labels(*labels).set(device["temperature_celsius"])
+        self.client_resets.labels(*labels).set(entry.resets)
+        self.client_selected.labels(*labels).set(entry.num_selected)
+        self.client_memory.labels(*labels).set(entry.peak_memory_bytes)
+        self.bytes_up.labels(*labels).inc(entry.bytes_up)
+        self.bytes_down.labels(*labels).inc(entry.bytes_down)
+        device = entry.device
+        if device.power_watts is not None:
+            self.client_power.labels(*labels).set(device.power_watts)
+        if device.energy_joules is not None:
+            self.client_energy.labels(*labels).inc(device.energy_joules)
+        if device.temperature_celsius is not None:
+            self.client_temperature.labels(*labels).set(device.temperature_celsius)
 
     def observe_evaluation(self, run: str, accuracy: float, loss: float) -> None:
         self.accuracy.labels(run).set(accuracy)
