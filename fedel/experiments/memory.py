@@ -54,9 +54,9 @@ def used_steps(outcome: Outcome) -> list[Used]:
     """The steps that each device type took most often."""
     counts: dict[str, Counter[Step]] = {}
     for record in outcome.report.rounds:
-        for entry in record["clients"]:
-            step = Step(tuple(entry["window"] or ()), tuple(entry["selected"]))
-            counts.setdefault(entry["device_type"], Counter())[step] += 1
+        for entry in record.clients:
+            step = Step(entry.window or (), entry.selected)
+            counts.setdefault(entry.device_type, Counter())[step] += 1
     return [
         Used(outcome.plan.label, device, step, rounds)
         for device, steps in sorted(counts.items())

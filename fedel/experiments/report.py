@@ -14,7 +14,7 @@ from fedel.experiments import pages, runner
 from fedel.experiments.analyses import ablations, behaviour, deviation, longer, resources, statistics, table1
 from fedel.experiments.outcomes import Outcomes
 from fedel.experiments.pages import Report
-from fedel.experiments.plans import EXPERIMENTS, Run, distinct
+from fedel.experiments.plans import EXPERIMENTS, PlannedRun, distinct
 from fedel.experiments.scale import Scale
 from fedel.experiments.sections import Section
 from fedel.simulation.store import write as write_file
@@ -37,7 +37,9 @@ ANALYSES: Mapping[str, Callable[[Section, Outcomes, Mapping[str, Any]], None]] =
 }
 
 
-def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed: Mapping[str, str]) -> Report:
+def make(
+    scale: Scale, wanted: Mapping[str, Sequence[PlannedRun]], place: Path, failed: Mapping[str, str]
+) -> Report:
     """Analyse everything that is there."""
     paper = config.read(PAPER)
     sections = []
@@ -55,7 +57,7 @@ def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed:
     return Report(scale, sections, runs, {run.name: runner.state(run, place) for run in runs}, failed)
 
 
-def _grouped(runs: Sequence[Run]) -> list[str]:
+def _grouped(runs: Sequence[PlannedRun]) -> list[str]:
     seeds: dict[str, list[str]] = {}
     for run in runs:
         seeds.setdefault(f"{run.task} {run.label}", []).append(str(run.seed))
