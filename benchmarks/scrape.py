@@ -31,6 +31,7 @@ from fedel_coordinator.sql import SqlStore
 from fedel_coordinator.store import CLOSED, ClientRow, RoundRow, RunRow
 
 from fedel.job import RunConfig
+from fedel.records import ClientRecord, DeviceUsage, RoundRecord
 from fedel.types import BlockTime as Block
 from fedel.types import ModelSpec, TensorSpec, TensorTime, TimingProfile
 from tests.web.browser import browsing, program
@@ -53,61 +54,65 @@ def spec() -> ModelSpec:
     return ModelSpec("vgg16", names, tuple(tensors))
 
 
-def entry(client: int, number: int, model: ModelSpec, dice: random.Random) -> dict[str, Any]:
+def entry(client: int, number: int, model: ModelSpec, dice: random.Random) -> ClientRecord:
     """A client's part of a round's record; its window has moved on by a block or two."""
     end = 1 + (client + number * (1 + client % 2)) % (NUM_BLOCKS - 3)
     selected = [t.name for t in model.weights_in(end, end + 3)]
     seconds = BUDGET_SECONDS * dice.uniform(0.75, 1.25)
-    return {
-        "client": f"device-{client:04d}",
-        "device_type": DEVICES[client % len(DEVICES)],
-        "window": [end, end + 3],
-        "resets": number * (1 + client % 2) // NUM_BLOCKS,
-        "num_selected": len(selected),
-        "selected": selected,
-        "num_steps": 20,
-        "num_samples": 500,
-        "loss": 1.0,
-        "budget_seconds": BUDGET_SECONDS,
-        "predicted_seconds": 1.9,
-        "train_seconds": seconds,
-        "deviation": seconds / BUDGET_SECONDS - 1,
-        "peak_memory_bytes": 1 << 30,
-        "bytes_up": 4 * sum(model.by_name[name].size for name in selected),
-        "bytes_down": model.num_bytes // 2,
-        "phases": {"download": 0.4, "train": seconds, "upload": 0.3, "wait": 0.1},
-        "device": {"power_watts": 9.5, "energy_joules": 9.5 * seconds, "temperature_celsius": 55.0},
-    }
+    return ClientRecord(
+        client=f"device-{client:04d}",
+        device_type=DEVICES[client % len(DEVICES)],
+        window=(end, end + 3),
+        resets=number * (1 + client % 2) // NUM_BLOCKS,
+        num_selected=len(selected),
+        selected=tuple(selected),
+        num_steps=20,
+        num_samples=500,
+        loss=1.0,
+        budget_seconds=BUDGET_SECONDS,
+        predicted_seconds=1.9,
+        predicted_forward_seconds=0.6,
+        predicted_backward_seconds=1.3,
+        train_seconds=seconds,
+        deviation=seconds / BUDGET_SECONDS - 1,
+        predicted_deviation=1.9 / BUDGET_SECONDS - 1,
+        over_budget=False,
+        peak_memory_bytes=1 << 30,
+        bytes_up=4 * sum(model.by_name[name].size for name in selected),
+        bytes_down=model.num_bytes // 2,
+        phases={"download": 0.4, "train": seconds, "upload": 0.3, "wait": 0.1},
+        device=DeviceUsage(9.5, 9.5 * seconds, 55.0),
+    )
 
 
-def record(number: int, num_clients: int, model: ModelSpec) -> dict[str, Any]:
+def record(number: int, num_clients: int, model: ModelSpec) -> RoundRecord:
     dice = random.Random(number)
     entries = [entry(client, number, model, dice) for client in range(num_clients)]
-    trained = [name for told in entries for name in told["selected"]]
-    return {
-        "round": number,
-        "strategy": "fedel",
-        "budget_seconds": BUDGET_SECONDS / 20,
-        "num_tasks": num_clients,
-        "num_updates": num_clients,
-        "num_late": 0,
-        "loss": 1.0,
-        "o1": 0.4,
-        "clients": entries,
-        "version": number + 1,
-        "opened_at": 1.7e9 + 5 * number,
-        "latency_seconds": 4 + dice.random(),
-        "phases": {"train": 2.5, "fold": 0.2, "commit": 0.1},
-        "bytes_up": sum(told["bytes_up"] for told in entries),
-        "bytes_down": sum(told["bytes_down"] for told in entries),
-        "tensor_clients": {t.name: trained.count(t.name) for t in model.weights},
-        "tensor_untrained_rounds": {t.name: 0 for t in model.weights},
-        "accuracy": 0.8 - 0.7 * 0.93**number,
-        "test_loss": 1.0,
-    }
+    trained = [name for told in entries for name in told.selected]
+    return RoundRecord(
+        round=number,
+        strategy="fedel",
+        budget_seconds=BUDGET_SECONDS / 20,
+        num_tasks=num_clients,
+        num_updates=num_clients,
+        num_late=0,
+        loss=1.0,
+        o1=0.4,
+        clients=tuple(entries),
+        version=number + 1,
+        opened_at=1.7e9 + 5 * number,
+        latency_seconds=4 + dice.random(),
+        phases={"train": 2.5, "fold": 0.2, "commit": 0.1},
+        bytes_up=sum(told.bytes_up for told in entries),
+        bytes_down=sum(told.bytes_down for told in entries),
+        tensor_clients={t.name: trained.count(t.name) for t in model.weights},
+        tensor_untrained_rounds={t.name: 0 for t in model.weights},
+        accuracy=0.8 - 0.7 * 0.93**number,
+        test_loss=1.0,
+    )
 
 
-def fill(store: SqlStore, num_clients: int) -> list[dict[str, Any]]:
+def fill(store: SqlStore, num_clients: int) -> list[RoundRecord]:
     """A run with its clients and closed rounds; paused, so that it stands still under the measurement."""
     model, job = spec(), RunConfig.parse({"rounds": {"num_rounds": 200}})
     state = json.dumps({"round_num": NUM_ROUNDS})
@@ -127,7 +132,8 @@ def fill(store: SqlStore, num_clients: int) -> list[dict[str, Any]]:
     records = [record(number, num_clients, model) for number in range(NUM_ROUNDS)]
     plan = json.dumps({"tasks": [], "state": {}})
     for told in records:
-        store.put_round(RoundRow(RUN, told["round"], CLOSED, plan, told["opened_at"], json.dumps(told)))
+        text = json.dumps(json.loads(told.to_json()))  # BORDER: the page does not read compact JSON yet
+        store.put_round(RoundRow(RUN, told.round, CLOSED, plan, told.opened_at, text))
     return records
 
 
