@@ -36,6 +36,7 @@ from fedel_services.runtime import until_told_to_stop  # noqa: E402
 from grpc import aio  # noqa: E402
 
 from fedel.job import RunConfig  # noqa: E402
+from fedel.records import RoundRecord  # noqa: E402
 from fedel.training.settings import DataPart  # noqa: E402
 from fedel.types import Tensors  # noqa: E402
 from fedel.wire.channel import OPTIONS  # noqa: E402
@@ -168,7 +169,7 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
 
 async def _watch(
     address: str, num_rounds: int, pids: dict[str, int]
-) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
+) -> tuple[list[RoundRecord], dict[str, list[int]]]:
     rss: dict[str, list[int]] = {name: [] for name in pids}
     async with watching(address, RUN) as watch:
         while len(rss["aggregator"]) < num_rounds:
@@ -185,7 +186,7 @@ def _has_closed(watch: Watch, num_rounds: int) -> bool:
 
 
 def _figures(
-    num_agents: int, scale: int, records: list[dict[str, Any]], rss: dict[str, list[int]], folder: Path
+    num_agents: int, scale: int, records: list[RoundRecord], rss: dict[str, list[int]], folder: Path
 ) -> Figures:
     counts: Counter[str] = Counter()
     for path in folder.glob("loader-*.json"):
@@ -198,13 +199,13 @@ def _figures(
         num_agents=num_agents,
         num_rounds=len(records),
         model_bytes=model_bytes,
-        seconds=[record["latency_seconds"] for record in records],
+        seconds=[record.latency_seconds for record in records],
         rss=rss,
-        num_updates=[record["num_updates"] for record in records],
+        num_updates=[record.num_updates for record in records],
         counts=dict(counts),
         complaints=sum(line.get("level") in ("WARNING", "ERROR") for line in lines) + logs.count("Traceback"),
-        up_share=statistics.mean(r["bytes_up"] for r in records) / num_agents / model_bytes,
-        down_share=statistics.mean(r["bytes_down"] for r in later) / num_agents / model_bytes if later else 1.0,
+        up_share=statistics.mean(r.bytes_up for r in records) / num_agents / model_bytes,
+        down_share=statistics.mean(r.bytes_down for r in later) / num_agents / model_bytes if later else 1.0,
     )
 
 

@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.tunnel import Link, Shape, ip  # noqa: E402
 from fedel import config  # noqa: E402
 from fedel.cli.submit import create, follow  # noqa: E402
+from fedel.records import RoundRecord  # noqa: E402
 from fedel.security.authority import Authority  # noqa: E402
 from fedel.security.identity import Identity  # noqa: E402
 from fedel.security.tls import Tls  # noqa: E402
@@ -131,7 +132,16 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "congestion": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "model_bytes": sum(4 * t.size for t in spec.tensors),
         "outage": seen.outage,
-        "rounds": seen.records,
+        "rounds": [
+            {
+                "round": record.round,
+                "latency_seconds": record.latency_seconds,
+                "num_updates": record.num_updates,
+                "bytes_up": record.bytes_up,
+                "bytes_down": record.bytes_down,
+            }
+            for record in seen.records
+        ],
         "uploads": uploads,
         "clients": {
             name: {
@@ -169,7 +179,7 @@ async def _servers(folder: Path, certificates: Certificates, stack: ExitStack) -
     async def started(name: str, **settings: Any) -> str:
         tls = {"dir": certificates.tls("service", name).dir}
         plain = {"listen": f"{HOST}:0", "port_file": str(folder / f"{name}.address"), "tls": tls}
-        server = Process(f"services.{name}", name, folder, plain | settings)
+        server = Process(f"fedel_{name}", name, folder, plain | settings)
         stack.callback(server.kill)
         server.start()
         return await server.address()
@@ -188,15 +198,12 @@ class _Seen:
 
     def __init__(self) -> None:
         self.status = pb.RunStatus()
-        self.records: list[dict[str, Any]] = []
+        self.records: list[RoundRecord] = []
         self.outage: dict[str, Any] = {}
 
     def take(self, status: pb.RunStatus) -> None:
         self.status = status
-        for text in status.rounds_json:
-            record = json.loads(text)
-            kept = ("round", "latency_seconds", "num_updates", "bytes_up", "bytes_down")
-            self.records.append({key: record[key] for key in kept if key in record})
+        self.records += [RoundRecord.from_json(text) for text in status.rounds_json]
 
     def uploading(self, client: str) -> bool:
         return any(c.client == client and c.phase == "upload" for c in self.status.clients)
@@ -270,7 +277,7 @@ def show(found: dict[str, Any], options: argparse.Namespace) -> None:
         + ", ".join(f"{s:.1f}" for s in seconds)
         + f"; median {statistics.median(seconds):.1f}"
     )
-    print("updates a round: " + ", ".join(str(record.get("num_updates")) for record in found["rounds"]))
+    print("updates a round: " + ", ".join(str(record["num_updates"]) for record in found["rounds"]))
     print(f"uploads at the aggregator: {found['uploads']}; segments that servers sent again: "
           f"{found['servers_retransmitted_segments']}\n")  # fmt: skip
     columns = list(next(iter(found["clients"].values())))

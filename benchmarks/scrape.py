@@ -22,17 +22,20 @@ from typing import Any
 import aiohttp
 from fedel_aggregator.config import AggregatorConfig
 from fedel_aggregator.server import serve as aggregating
+from fedel_coordinator.activity import Activity
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
-from fedel_coordinator.run import PAUSED
-from fedel_coordinator.saved import profile_to_text, spec_to_text
+from fedel_coordinator.persistence import spec_to_json
 from fedel_coordinator.server import serving
 from fedel_coordinator.sql import SqlStore
-from fedel_coordinator.store import CLOSED, ClientRow, RoundRow, RunRow
+from fedel_coordinator.store import ClientRow, RoundRow, RunRow
 
 from fedel.job import RunConfig
+from fedel.records import ClientRecord, DeviceUsage, RoundRecord
+from fedel.roles.run_state import CLOSED, PAUSED
+from fedel.serialisation import to_json
 from fedel.types import BlockTime as Block
-from fedel.types import ModelSpec, TensorSpec, TensorTime, TimingProfile
+from fedel.types import ModelSpec, TensorSpec, TensorTime, TimingProfile, Window
 from tests.web.browser import browsing, program
 
 RUN = "thousand"
@@ -53,66 +56,70 @@ def spec() -> ModelSpec:
     return ModelSpec("vgg16", names, tuple(tensors))
 
 
-def entry(client: int, number: int, model: ModelSpec, dice: random.Random) -> dict[str, Any]:
+def entry(client: int, number: int, model: ModelSpec, dice: random.Random) -> ClientRecord:
     """A client's part of a round's record; its window has moved on by a block or two."""
     end = 1 + (client + number * (1 + client % 2)) % (NUM_BLOCKS - 3)
     selected = [t.name for t in model.weights_in(end, end + 3)]
     seconds = BUDGET_SECONDS * dice.uniform(0.75, 1.25)
-    return {
-        "client": f"device-{client:04d}",
-        "device_type": DEVICES[client % len(DEVICES)],
-        "window": [end, end + 3],
-        "resets": number * (1 + client % 2) // NUM_BLOCKS,
-        "num_selected": len(selected),
-        "selected": selected,
-        "num_steps": 20,
-        "num_samples": 500,
-        "loss": 1.0,
-        "budget_seconds": BUDGET_SECONDS,
-        "predicted_seconds": 1.9,
-        "train_seconds": seconds,
-        "deviation": seconds / BUDGET_SECONDS - 1,
-        "peak_memory_bytes": 1 << 30,
-        "bytes_up": 4 * sum(model.by_name[name].size for name in selected),
-        "bytes_down": model.num_bytes // 2,
-        "phases": {"download": 0.4, "train": seconds, "upload": 0.3, "wait": 0.1},
-        "device": {"power_watts": 9.5, "energy_joules": 9.5 * seconds, "temperature_celsius": 55.0},
-    }
+    return ClientRecord(
+        client=f"device-{client:04d}",
+        device_type=DEVICES[client % len(DEVICES)],
+        window=(end, end + 3),
+        resets=number * (1 + client % 2) // NUM_BLOCKS,
+        num_selected=len(selected),
+        selected=tuple(selected),
+        num_steps=20,
+        num_samples=500,
+        loss=1.0,
+        budget_seconds=BUDGET_SECONDS,
+        predicted_seconds=1.9,
+        predicted_forward_seconds=0.6,
+        predicted_backward_seconds=1.3,
+        train_seconds=seconds,
+        deviation=seconds / BUDGET_SECONDS - 1,
+        predicted_deviation=1.9 / BUDGET_SECONDS - 1,
+        over_budget=False,
+        peak_memory_bytes=1 << 30,
+        bytes_up=4 * sum(model.by_name[name].size for name in selected),
+        bytes_down=model.num_bytes // 2,
+        phases={"download": 0.4, "train": seconds, "upload": 0.3, "wait": 0.1},
+        device=DeviceUsage(9.5, 9.5 * seconds, 55.0),
+    )
 
 
-def record(number: int, num_clients: int, model: ModelSpec) -> dict[str, Any]:
+def record(number: int, num_clients: int, model: ModelSpec) -> RoundRecord:
     dice = random.Random(number)
     entries = [entry(client, number, model, dice) for client in range(num_clients)]
-    trained = [name for told in entries for name in told["selected"]]
-    return {
-        "round": number,
-        "strategy": "fedel",
-        "budget_seconds": BUDGET_SECONDS / 20,
-        "num_tasks": num_clients,
-        "num_updates": num_clients,
-        "num_late": 0,
-        "loss": 1.0,
-        "o1": 0.4,
-        "clients": entries,
-        "version": number + 1,
-        "opened_at": 1.7e9 + 5 * number,
-        "latency_seconds": 4 + dice.random(),
-        "phases": {"train": 2.5, "fold": 0.2, "commit": 0.1},
-        "bytes_up": sum(told["bytes_up"] for told in entries),
-        "bytes_down": sum(told["bytes_down"] for told in entries),
-        "tensor_clients": {t.name: trained.count(t.name) for t in model.weights},
-        "tensor_untrained_rounds": {t.name: 0 for t in model.weights},
-        "accuracy": 0.8 - 0.7 * 0.93**number,
-        "test_loss": 1.0,
-    }
+    trained = [name for told in entries for name in told.selected]
+    return RoundRecord(
+        round=number,
+        strategy="fedel",
+        budget_seconds=BUDGET_SECONDS / 20,
+        num_tasks=num_clients,
+        num_updates=num_clients,
+        num_late=0,
+        loss=1.0,
+        o1=0.4,
+        clients=tuple(entries),
+        version=number + 1,
+        opened_at=1.7e9 + 5 * number,
+        latency_seconds=4 + dice.random(),
+        phases={"train": 2.5, "fold": 0.2, "commit": 0.1},
+        bytes_up=sum(told.bytes_up for told in entries),
+        bytes_down=sum(told.bytes_down for told in entries),
+        tensor_clients={t.name: trained.count(t.name) for t in model.weights},
+        tensor_untrained_rounds={t.name: 0 for t in model.weights},
+        accuracy=0.8 - 0.7 * 0.93**number,
+        test_loss=1.0,
+    )
 
 
-def fill(store: SqlStore, num_clients: int) -> list[dict[str, Any]]:
+def fill(store: SqlStore, num_clients: int) -> list[RoundRecord]:
     """A run with its clients and closed rounds; paused, so that it stands still under the measurement."""
     model, job = spec(), RunConfig.parse({"rounds": {"num_rounds": 200}})
     state = json.dumps({"round_num": NUM_ROUNDS})
     store.create_run(
-        RunRow(RUN, json.dumps(job.table()), spec_to_text(model), 1, PAUSED, time.time(), state_json=state)
+        RunRow(RUN, json.dumps(job.table()), spec_to_json(model), 1, PAUSED, time.time(), state_json=state)
     )
     times = tuple(TensorTime(t.name, t.block, 1e-3, 1e-3) for t in model.weights)
     profile = TimingProfile(
@@ -120,14 +127,14 @@ def fill(store: SqlStore, num_clients: int) -> list[dict[str, Any]]:
     )
     for client in range(num_clients):
         kind = DEVICES[client % len(DEVICES)]
-        text = profile_to_text(profile)
+        text = to_json(profile)
         store.put_client(
             ClientRow(RUN, f"device-{client:04d}", kind, 8 << 30, "1", 500, False, text, time.time())
         )
     records = [record(number, num_clients, model) for number in range(NUM_ROUNDS)]
     plan = json.dumps({"tasks": [], "state": {}})
     for told in records:
-        store.put_round(RoundRow(RUN, told["round"], CLOSED, plan, told["opened_at"], json.dumps(told)))
+        store.put_round(RoundRow(RUN, told.round, CLOSED, plan, told.opened_at, told.to_json()))
     return records
 
 
@@ -160,14 +167,17 @@ async def measure_scrapes(address: str) -> dict[str, float]:
 async def stir(coordinator: Coordinator) -> None:
     """Two hundred clients a second move on, as in a round that goes on."""
     run, dice = coordinator.runs[RUN], random.Random(0)
-    members = list(run.members)
+    members = sorted(run.state.members)
     while True:
         for member in dice.sample(members, min(20, len(members))):
-            member.phase = dice.choice(("download", "train", "upload", "done"))
-            member.window.end_block = end = dice.randint(1, NUM_BLOCKS - 3)
-            member.window.front_block = end + 3
-            member.train_seconds, member.budget_seconds = dice.uniform(1.5, 2.5), BUDGET_SECONDS
-        run.news.notify()
+            end = dice.randint(1, NUM_BLOCKS - 3)
+            run.activities[member] = Activity(
+                phase=dice.choice(("download", "train", "upload", "done")),
+                window=Window(end, end + 3),
+                train_seconds=dice.uniform(1.5, 2.5),
+                budget_seconds=BUDGET_SECONDS,
+            )
+        run.change.notify()
         await asyncio.sleep(0.1)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedel.simulation import start
 from fedel.simulation.job import Job
-from fedel.simulation.workers import Tally, EvaluationPart
+from fedel.simulation.workers import EvaluationPart, Tally
 from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import WrappedTrainer
 from fedel.types import Job as TrainingJob

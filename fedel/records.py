@@ -131,20 +131,20 @@ class RoundRecord:
         return from_json(RoundRecord, text, where)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClientResult:
     """How well a client kept to T_th over the whole run."""
 
-    device_type: str
+    device_type: str = ""
     deviation_mean: float | None
     deviation_max: float | None
     """The one furthest from zero."""
     rounds_measured: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """``result.json``: what a run came to."""
+    """``result.json``: what a run came to. Fields that older versions did not write have defaults."""
 
     run: str
     phase: str
@@ -154,15 +154,15 @@ class RunResult:
     accuracy: float | None
     test_loss: float | None
     best_accuracy: float | None
-    best_test_loss: float | None
+    best_test_loss: float | None = None
     best_round: int | None
-    best_version: int | None
-    model_version: int
-    scope: str
+    best_version: int | None = None
+    model_version: int = 0
+    scope: str = ""
     wall_seconds: float
     virtual_seconds: float | None
     """Seconds the fleet would have taken; ``None`` for a federation on a real clock."""
-    clock_seconds: Mapping[str, float]
+    clock_seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int
     bytes_down: int
     clients: Mapping[str, ClientResult]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +28,17 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
     ``where`` names the source in the error: a file and line, or a row of the database.
     """
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(_finite(text), type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{where}: not the JSON of a {kind.__name__}: {error}") from None
+
+
+def _finite(text: str | bytes) -> str:
+    """``null`` for ``NaN`` and ``Infinity``, which older versions wrote although they are not JSON."""
+    text = text.decode() if isinstance(text, bytes) else text
+    if "NaN" not in text and "Infinity" not in text:
+        return text
+    try:
+        return json.dumps(json.loads(text, parse_constant=lambda _: None))
+    except json.JSONDecodeError:
+        return text

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import platform
-from typing import Any  # BORDER
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -188,9 +186,8 @@ class CoordinatorMetrics:
         for metric in self._by_run:
             metric.remove_by_labels({"run": run})
 
-    def observe_round(self, run: str, record: RoundRecord | Any, model_bytes: int) -> None:  # BORDER: no Any
+    def observe_round(self, run: str, record: RoundRecord, model_bytes: int) -> None:
         """Take over one line of ``rounds.jsonl``."""
-        record = msgspec.convert(record, RoundRecord)  # BORDER: remove when the writer gives a record
         self.round_latency.labels(run).observe(record.latency_seconds)
         self.round_last_latency.labels(run).set(record.latency_seconds)
         self.rounds.labels(run, "closed" if record.num_updates >= record.num_tasks else "partial").inc()

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 if TYPE_CHECKING:
     from fedel.experiments.pages import Report
-    from fedel.experiments.plans import Run
+    from fedel.experiments.plans import PlannedRun
+    from fedel.records import RoundRecord
 
 NAMES = (
     "table1",
@@ -119,7 +120,7 @@ def _summary(made: Report) -> None:
             print(f"{section.name}: missing are {'; '.join(section.missing)}")
 
 
-def _list(runs: list[Run], place: Path, as_json: bool) -> None:
+def _list(runs: list[PlannedRun], place: Path, as_json: bool) -> None:
     from fedel.experiments import runner
 
     rows = [
@@ -151,17 +152,17 @@ class _Lines:
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    def run_begins(self, run: Run, place: int, total: int) -> None:
+    def run_begins(self, run: PlannedRun, place: int, total: int) -> None:
         self._say(f"[{place}/{total}] {run.name}")
 
-    def round_done(self, run: Run, record: dict[str, Any], seconds_left: float) -> None:
-        if record["accuracy"] is not None:
+    def round_done(self, run: PlannedRun, record: RoundRecord, seconds_left: float) -> None:
+        if record.accuracy is not None:
             self._say(
-                f"  round {record['round'] + 1:>3}/{run.num_rounds}  accuracy {100 * record['accuracy']:.2f} %"
-                f"  {record['wall_seconds']:.1f} s here  {_duration(seconds_left)} left for all"
+                f"  round {record.round + 1:>3}/{run.num_rounds}  accuracy {100 * record.accuracy:.2f} %"
+                f"  {record.wall_seconds or 0.0:.1f} s here  {_duration(seconds_left)} left for all"
             )
 
-    def run_ended(self, run: Run, said: str) -> None:  # noqa: ARG002
+    def run_ended(self, run: PlannedRun, said: str) -> None:  # noqa: ARG002
         self._say(f"  {said}")
 
 

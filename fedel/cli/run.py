@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from pathlib import Path
 
-from fedel_coordinator.records import run_result
-from fedel_coordinator.rundir import RunDirectory
-from fedel_coordinator.store import RunRow
+from fedel_coordinator.run_directory import RunDirectory
 from rich.console import Console
 
 from fedel import config
@@ -21,8 +18,12 @@ from fedel.cli.screen import PHASES, Screen
 from fedel.cli.submit import create, follow, save_model
 from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
-from fedel.roles.coordinator import Director
+from fedel.records import RoundRecord, RunResult, run_result
 from fedel.security.tls import Tls
+from fedel.serialisation import to_json
+from fedel.strategies import build
+from fedel.strategies.base import clock_of
+from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 
 EXAMPLE = """example:
@@ -114,26 +115,30 @@ async def one_run(
         status = await follow(address, name, show, tls)
     await save_model(address, name, directory / "model.safetensors", tls)
     if not (directory / "rounds.jsonl").exists():
-        _write_directory(directory, Director(job, spec), status, records)
+        _write_directory(directory, job, spec, status, records)
     return status
 
 
-def _write_directory(directory: Path, director: Director, status: pb.RunStatus, records: list[str]) -> None:
+def _write_directory(
+    directory: Path, job: RunConfig, spec: ModelSpec, status: pb.RunStatus, records: list[str]
+) -> None:
     """The run's files, where the coordinator keeps its own copy on another machine."""
-    row = RunRow(
+    strategy = build(job.strategy)
+    result = run_result(
         name=status.run,
-        config_json=status.config_json,
-        spec_json="",
-        num_shards=0,
         phase=PHASES[status.phase],
         message=status.message,
-        created_at=status.created_at,
-        ended_at=time.time(),
+        strategy=strategy.name,
+        seed=job.seed,
+        scope=clock_of(strategy),
+        weights=[tensor.name for tensor in spec.weights],
+        records=[RoundRecord.from_json(text) for text in records],
+        wall_seconds=time.time() - status.created_at,
         model_version=status.model_version,
     )
     files = RunDirectory(directory)
-    files.start(director.run.table(), records)
-    files.finish(run_result(row, director, [json.loads(text) for text in records]))
+    files.start(job.table(), records)
+    files.finish(result)
 
 
 def finish(status: pb.RunStatus, directory: Path, console: Console, as_json: bool) -> int:
@@ -145,11 +150,12 @@ def finish(status: pb.RunStatus, directory: Path, console: Console, as_json: boo
             f"run '{status.run}' {PHASES.get(status.phase, '?')}: {status.message or 'no reason given'}"
         )
     report = page.write([runs.load(directory)], directory)
-    result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
+    file = directory / "result.json"
+    result = RunResult.from_json(file.read_text(encoding="utf-8"), str(file))
     if as_json:
-        print(json.dumps(result))
+        print(to_json(result))
     else:
-        accuracy = result.get("accuracy")
+        accuracy = result.accuracy
         said = f"accuracy {100 * accuracy:.1f} %" if accuracy is not None else "no test data, so no accuracy"
         console.print(f"{said}; report: {report}", soft_wrap=True)
     return 0

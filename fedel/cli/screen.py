@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fedel.records import RoundRecord
 from fedel.v1 import coordinator_pb2 as pb
 
 PHASES = {
@@ -57,7 +57,7 @@ class Screen:
     def __init__(self, console: Console, num_blocks: int) -> None:
         self._console = console
         self._num_blocks = num_blocks
-        self._rounds: list[dict[str, Any]] = []
+        self._rounds: list[RoundRecord] = []
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Screen:
@@ -72,7 +72,7 @@ class Screen:
             self._live.stop()
 
     def show(self, status: pb.RunStatus) -> None:
-        new = [json.loads(line) for line in status.rounds_json]
+        new = [RoundRecord.from_json(line) for line in status.rounds_json]
         self._rounds += new
         if self._live:
             self._live.update(self._table(status), refresh=True)
@@ -112,14 +112,14 @@ class Screen:
         return Group(head, table, foot)
 
 
-def _line(record: dict[str, Any], num_rounds: int) -> str:
-    accuracy = record.get("accuracy")
-    worst = max((c["deviation"] for c in record["clients"] if c["deviation"] is not None), default=None)
+def _line(record: RoundRecord, num_rounds: int) -> str:
+    accuracy = record.accuracy
+    worst = max(record.deviations(), default=None)
     return (
-        f"round {record['round'] + 1:>3}/{num_rounds}  {record['latency_seconds']:7.2f} s"
-        f"  {record['num_updates']}/{record['num_tasks']} updates"
-        f"  loss {record['loss'] if record['loss'] is not None else float('nan'):.3f}"
+        f"round {record.round + 1:>3}/{num_rounds}  {record.latency_seconds:7.2f} s"
+        f"  {record.num_updates}/{record.num_tasks} updates"
+        f"  loss {record.loss if record.loss is not None else float('nan'):.3f}"
         f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.1f} %'}"
         f"  worst against T_th {'-' if worst is None else f'{100 * worst:+.0f} %'}"
-        f"  up {record['bytes_up'] / 1e6:.2f} MB  down {record['bytes_down'] / 1e6:.2f} MB"
+        f"  up {record.bytes_up / 1e6:.2f} MB  down {record.bytes_down / 1e6:.2f} MB"
     )

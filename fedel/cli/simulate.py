@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedel import config
+from fedel.records import RoundRecord, RunResult
+from fedel.serialisation import to_json
 
 EXAMPLE = """example:
   fedel simulate configs/simulation.toml
@@ -73,7 +74,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 130
     report = _report(path)
     if arguments.json:
-        print(json.dumps(result))
+        print(to_json(result))
         return 0
     print(_summary(result))
     print(
@@ -97,16 +98,16 @@ def _report(path: Path) -> Path | None:
     return page.write([runs.load(path)], path)
 
 
-def _summary(result: dict[str, Any]) -> str:
-    accuracy = result["accuracy"]
+def _summary(result: RunResult) -> str:
+    accuracy = result.accuracy
     said = "no test data, so no accuracy" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
-    if accuracy is not None:
-        said += f" (best {100 * result['best_accuracy']:.2f} % in round {result['best_round'] + 1})"
+    if result.best_accuracy is not None and result.best_round is not None:
+        said += f" (best {100 * result.best_accuracy:.2f} % in round {result.best_round + 1})"
     return (
-        f"{result['strategy']}: {said} after {result['rounds']} rounds, "
-        f"{_duration(result['virtual_seconds'])} on the virtual clock ({result['scope']}), "
-        f"{_duration(result['wall_seconds'])} here; "
-        f"{result['bytes_up'] / 1e6:.1f} MB up, {result['bytes_down'] / 1e6:.1f} MB down"
+        f"{result.strategy}: {said} after {result.rounds} rounds, "
+        f"{_duration(result.virtual_seconds or 0.0)} on the virtual clock ({result.scope}), "
+        f"{_duration(result.wall_seconds)} here; "
+        f"{result.bytes_up / 1e6:.1f} MB up, {result.bytes_down / 1e6:.1f} MB down"
     )
 
 
@@ -121,12 +122,12 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _line(record: dict[str, Any], num_rounds: int, left: float) -> str:
-    accuracy, loss = record["accuracy"], record["loss"]
+def _line(record: RoundRecord, num_rounds: int, left: float) -> str:
+    accuracy, loss = record.accuracy, record.loss
     return (
-        f"round {record['round'] + 1:>3}/{num_rounds}"
-        f"  {_duration(record['latency_seconds'])} virtual, {_duration(record['wall_seconds'])} here"
-        f"  {record['num_updates']}/{record['num_tasks']} updates"
+        f"round {record.round + 1:>3}/{num_rounds}"
+        f"  {_duration(record.latency_seconds)} virtual, {_duration(record.wall_seconds or 0.0)} here"
+        f"  {record.num_updates}/{record.num_tasks} updates"
         f"  loss {'-' if loss is None else f'{loss:.3f}'}"
         f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.2f} %'}"
         f"  {_duration(left)} left"
@@ -141,8 +142,8 @@ def _screen(console: Console, first_round: int, num_rounds: int) -> Iterator[Sim
     def left(done: float) -> float:
         return (time.monotonic() - begin) / max(done - first_round, 1e-9) * (num_rounds - done)
 
-    def say(record: dict[str, Any], show: Callable[[str], object]) -> None:
-        show(_line(record, num_rounds, left(record["round"] + 1)))
+    def say(record: RoundRecord, show: Callable[[str], object]) -> None:
+        show(_line(record, num_rounds, left(record.round + 1)))
 
     if not console.is_terminal:
         yield SimpleNamespace(
@@ -155,8 +156,8 @@ def _screen(console: Console, first_round: int, num_rounds: int) -> Iterator[Sim
         state = SimpleNamespace(rounds=first_round)
         bar = bars.add_task(f"round {first_round + 1}", total=num_rounds - first_round)
 
-        def round_done(record: dict[str, Any]) -> None:
-            state.rounds = record["round"] + 1
+        def round_done(record: RoundRecord) -> None:
+            state.rounds = record.round + 1
             say(record, lambda line: bars.console.print(line, highlight=False, soft_wrap=True))
             bars.update(bar, completed=state.rounds - first_round)
 

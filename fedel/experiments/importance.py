@@ -14,12 +14,12 @@ from safetensors.numpy import load_file
 
 from fedel.core.importance import local
 from fedel.data.partition import split
-from fedel.experiments.plans import Run
+from fedel.experiments.plans import PlannedRun
+from fedel.files import write_atomic
 from fedel.seeds import derive
 from fedel.simulation.children import Child
 from fedel.simulation.devices import names
 from fedel.simulation.job import Job
-from fedel.simulation.store import write
 from fedel.simulation.workload import fresh_model
 from fedel.training.factory import make_data
 from fedel.training.profile_io import load_profile
@@ -57,7 +57,7 @@ def correlation(a: Importance, b: Importance) -> float:
     return round(float(np.corrcoef(mine, theirs)[0, 1]), 12)
 
 
-def measured(run: Run, folder: Path) -> Probed:
+def measured(run: PlannedRun, folder: Path) -> Probed:
     """Probed once, and kept beside the run."""
     kept = folder / "importance.json"
     if not kept.exists():
@@ -65,13 +65,13 @@ def measured(run: Run, folder: Path) -> Probed:
         child = Child(lambda _: _probe(run, folder))
         try:
             child.ask(None)
-            write(kept, json.dumps(asdict(child.answer())).encode())
+            write_atomic(kept, json.dumps(asdict(child.answer())))
         finally:
             child.end()
     return Probed(**json.loads(kept.read_text(encoding="utf-8")))
 
 
-def _probe(run: Run, folder: Path) -> Probed:
+def _probe(run: PlannedRun, folder: Path) -> Probed:
     job = Job.parse(run.table, run.name)
     data = make_data(job.run)
     model = fresh_model(job.run, data)

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedel.errors import ServiceError
 from fedel.experiments.outcomes import Outcome
-from fedel.simulation.store import write
+from fedel.files import write_atomic
 
 MOST_USED = 4
 """Windows with their selections that are measured for each device type; there may be hundreds."""
@@ -54,9 +54,9 @@ def used_steps(outcome: Outcome) -> list[Used]:
     """The steps that each device type took most often."""
     counts: dict[str, Counter[Step]] = {}
     for record in outcome.report.rounds:
-        for entry in record["clients"]:
-            step = Step(tuple(entry["window"] or ()), tuple(entry["selected"]))
-            counts.setdefault(entry["device_type"], Counter())[step] += 1
+        for entry in record.clients:
+            step = Step(entry.window or (), entry.selected)
+            counts.setdefault(entry.device_type, Counter())[step] += 1
     return [
         Used(outcome.plan.label, device, step, rounds)
         for device, steps in sorted(counts.items())
@@ -74,7 +74,7 @@ def measured(used: Sequence[Used], job: Mapping[str, Any], folder: Path) -> list
     question = json.dumps({"job": workload, "steps": [asdict(step) for step in steps]})
     kept = folder / f"memory-{hashlib.sha256(question.encode()).hexdigest()[:8]}.json"
     if not kept.exists():
-        write(kept, json.dumps(_ask(question)).encode())
+        write_atomic(kept, json.dumps(_ask(question)))
     peaks = dict(zip(steps, json.loads(kept.read_text(encoding="utf-8")), strict=True))
     return [replace(u, peak_bytes=peaks[u.step]) for u in used]
 

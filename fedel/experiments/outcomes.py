@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedel.experiments import runner
-from fedel.experiments.plans import Run
+from fedel.experiments.plans import PlannedRun
 from fedel.experiments.scale import Scale
 from fedel.experiments.stats import Estimate, estimate
 from fedel.report import runs as reports
@@ -23,8 +23,8 @@ SMOOTH = 4
 class Outcome:
     """A run that is done, or the part of it that is."""
 
-    plan: Run
-    report: reports.Run
+    plan: PlannedRun
+    report: reports.StoredRun
     metric: str
 
     @property
@@ -39,9 +39,9 @@ class Outcome:
     def curve(self) -> list[tuple[float, float]]:
         """Virtual seconds and metric of every test, each the mean of it and the tests just before."""
         tests = [
-            (seconds, self._metric(record["accuracy"], record["test_loss"]))
+            (seconds, self._metric(record.accuracy, record.test_loss))
             for record, seconds in zip(self.report.rounds, self.report.seconds(), strict=True)
-            if record.get("accuracy") is not None
+            if record.accuracy is not None
         ]
         values = [value for _, value in tests]
         return [
@@ -49,8 +49,10 @@ class Outcome:
             for i, (seconds, _) in enumerate(tests)
         ]
 
-    def _metric(self, accuracy: float, loss: float) -> float:
-        return math.exp(min(loss, 700.0)) if self.lower_is_better else 100 * accuracy
+    def _metric(self, accuracy: float, loss: float | None) -> float:
+        if not self.lower_is_better:
+            return 100 * accuracy
+        return math.nan if loss is None else math.exp(min(loss, 700.0))
 
     @property
     def final(self) -> float:
@@ -63,7 +65,7 @@ class Outcome:
     def seconds(self, scope: str = "") -> float:
         """Virtual seconds of the whole run, on the clock that drove it or on another."""
         rounds = self.report.rounds
-        return float(sum(r["clock_seconds"][scope] if scope else r["latency_seconds"] for r in rounds))
+        return sum(r.clock_seconds[scope] if scope else r.latency_seconds for r in rounds)
 
     def seconds_to(self, target: float) -> float:
         """Virtual seconds until the metric was as good as ``target``; infinite if it never was."""
@@ -78,10 +80,10 @@ class Outcome:
 class Outcomes:
     """What is there of the runs of one experiment."""
 
-    def __init__(self, scale: Scale, runs: Sequence[Run], place: Path) -> None:
+    def __init__(self, scale: Scale, runs: Sequence[PlannedRun], place: Path) -> None:
         self.scale = scale
         self.found: list[Outcome] = []
-        self.missing: list[Run] = []
+        self.missing: list[PlannedRun] = []
         for run in runs:
             if runner.state(run, place) == runner.DONE:
                 self.found.append(Outcome(run, reports.load(place / run.name), scale.tasks[run.task].metric))
@@ -118,6 +120,6 @@ def mean(values: Iterable[float]) -> Estimate | None:
     return estimate(found) if found else None
 
 
-def _task_order(scale: Scale) -> Callable[[Run], int]:
+def _task_order(scale: Scale) -> Callable[[PlannedRun], int]:
     order = list(scale.tasks)
     return lambda run: order.index(run.task)

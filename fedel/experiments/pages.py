@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from fedel import config
-from fedel.experiments.plans import Run
+from fedel.experiments.plans import PlannedRun
 from fedel.experiments.runner import DONE
 from fedel.experiments.scale import Scale
 from fedel.experiments.sections import Section, Table
@@ -21,7 +21,7 @@ _STYLE = "details { margin: .2rem 0; } .claims td { white-space: normal; text-al
 class Report:
     scale: Scale
     sections: Sequence[Section]
-    runs: Sequence[Run]
+    runs: Sequence[PlannedRun]
     states: Mapping[str, str]
     """By the name of the run."""
     failed: Mapping[str, str]
@@ -127,7 +127,7 @@ def markdown(report: Report, pictures: str) -> str:
 
 def _run_rows(report: Report) -> list[list[str]]:
     """Runs that differ in their seed alone share a row."""
-    rows: dict[tuple[str, str, int], list[Run]] = {}
+    rows: dict[tuple[str, str, int], list[PlannedRun]] = {}
     for run in report.runs:
         rows.setdefault((run.task, run.label, run.num_rounds), []).append(run)
     return [

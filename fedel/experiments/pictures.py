@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from fedel.experiments.outcomes import Outcome
 from fedel.experiments.stats import Estimate
 from fedel.report import plots
-from fedel.report.runs import Run
+from fedel.report.runs import StoredRun
 
 COLOURS = plots.COLOURS
 
@@ -18,7 +18,7 @@ COLOURS = plots.COLOURS
 def draw(picture: Callable[[Any], Any], width: float = 7.2, height: float = 3.6, **axes: Any) -> str:
     """SVG of what ``picture`` draws into the axes it is given."""
 
-    def figure(_: Sequence[Run]) -> Figure:
+    def figure(_: Sequence[StoredRun]) -> Figure:
         made = Figure(figsize=(width, height), layout="constrained")
         picture(made.subplots(**axes))
         return made
@@ -116,7 +116,7 @@ def heat(rows: Mapping[str, Sequence[float]], xlabel: str, label: str) -> str:
 def selection(outcome: Outcome) -> str:
     """Rounds against tensors for a client of each device type; the squares as one image, for size."""
 
-    def figure(runs: Sequence[Run]) -> Figure:
+    def figure(runs: Sequence[StoredRun]) -> Figure:
         made = plots.selection_map(runs)
         for axes in made.axes:
             for squares in axes.collections:

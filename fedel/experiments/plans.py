@@ -104,7 +104,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A simulation that an experiment needs."""
 
     experiment: str
@@ -126,7 +126,7 @@ class Run:
         return int(self.table["rounds"]["num_rounds"])
 
 
-def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 0) -> list[Run]:
+def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 0) -> list[PlannedRun]:
     """The runs of an experiment, all methods with the first seed first.
 
     ``tasks`` leaves others out, ``seeds`` overrides how many the scale has.
@@ -146,7 +146,7 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
             for variant in planned.variants:
                 job = _longer(overlaid(overlaid(task.job, setting.job), variant.job), variant.longer)
                 table = _effective(job, variant.strategy, seed, scale, f"{scale.name}: {name}")
-                runs.append(Run(experiment, variant.label, name, seed, table))
+                runs.append(PlannedRun(experiment, variant.label, name, seed, table))
     return sorted(runs, key=lambda run: run.seed)
 
 
@@ -157,9 +157,9 @@ def _longer(job: Mapping[str, Any], times: int) -> Mapping[str, Any]:
     return overlaid(job, {"rounds": more}) if times > 1 else job
 
 
-def distinct(runs: Iterable[Run]) -> list[Run]:
+def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     """Each run once, by the label that it has in the first experiment; those with the first seed first."""
-    found: dict[str, Run] = {}
+    found: dict[str, PlannedRun] = {}
     for run in runs:
         found.setdefault(run.name, run)
     return sorted(found.values(), key=lambda run: run.seed)

@@ -14,10 +14,10 @@ from fedel.experiments import pages, runner
 from fedel.experiments.analyses import ablations, behaviour, deviation, longer, resources, statistics, table1
 from fedel.experiments.outcomes import Outcomes
 from fedel.experiments.pages import Report
-from fedel.experiments.plans import EXPERIMENTS, Run, distinct
+from fedel.experiments.plans import EXPERIMENTS, PlannedRun, distinct
 from fedel.experiments.scale import Scale
 from fedel.experiments.sections import Section
-from fedel.simulation.store import write as write_file
+from fedel.files import write_atomic
 
 PAPER = Path(__file__).with_name("paper.toml")
 ANALYSES: Mapping[str, Callable[[Section, Outcomes, Mapping[str, Any]], None]] = {
@@ -37,7 +37,9 @@ ANALYSES: Mapping[str, Callable[[Section, Outcomes, Mapping[str, Any]], None]] =
 }
 
 
-def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed: Mapping[str, str]) -> Report:
+def make(
+    scale: Scale, wanted: Mapping[str, Sequence[PlannedRun]], place: Path, failed: Mapping[str, str]
+) -> Report:
     """Analyse everything that is there."""
     paper = config.read(PAPER)
     sections = []
@@ -55,7 +57,7 @@ def make(scale: Scale, wanted: Mapping[str, Sequence[Run]], place: Path, failed:
     return Report(scale, sections, runs, {run.name: runner.state(run, place) for run in runs}, failed)
 
 
-def _grouped(runs: Sequence[Run]) -> list[str]:
+def _grouped(runs: Sequence[PlannedRun]) -> list[str]:
     seeds: dict[str, list[str]] = {}
     for run in runs:
         seeds.setdefault(f"{run.task} {run.label}", []).append(str(run.seed))
@@ -65,14 +67,14 @@ def _grouped(runs: Sequence[Run]) -> list[str]:
 def write(report: Report, out: Path, markdown: Path | None = None) -> list[Path]:
     """Write page, Markdown and figures as JSON into ``out``; if asked, the Markdown elsewhere too."""
     page, data = out / "report.html", out / "results.json"
-    write_file(page, pages.page(report).encode())
-    write_file(data, (json.dumps(as_json(report), indent=1) + "\n").encode())
+    write_atomic(page, pages.page(report).encode())
+    write_atomic(data, (json.dumps(as_json(report), indent=1) + "\n").encode())
     texts = [out / "results.md", *([markdown] if markdown else [])]
     for text in texts:
         pictures = text.parent / "img" / text.stem
         for picture in (p for section in report.sections for p in section.pictures):
-            write_file(pictures / f"{picture.name}.svg", picture.svg.encode())
-        write_file(text, pages.markdown(report, f"img/{text.stem}").encode())
+            write_atomic(pictures / f"{picture.name}.svg", picture.svg.encode())
+        write_atomic(text, pages.markdown(report, f"img/{text.stem}").encode())
     return [page, data, *texts]
 
 

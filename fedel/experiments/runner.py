@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedel.errors import FedelError
-from fedel.experiments.plans import Run
+from fedel.experiments.plans import PlannedRun
+from fedel.records import RoundRecord, RunResult
 from fedel.simulation import start
 from fedel.simulation.job import Job
 from fedel.simulation.store import RunFolder
@@ -23,11 +23,11 @@ DONE, BEGUN, MISSING = "done", "begun", "missing"
 class Screen(Protocol):
     """Where progress is shown."""
 
-    def run_begins(self, run: Run, place: int, total: int) -> None: ...
+    def run_begins(self, run: PlannedRun, place: int, total: int) -> None: ...
 
-    def round_done(self, run: Run, record: dict[str, Any], seconds_left: float) -> None: ...
+    def round_done(self, run: PlannedRun, record: RoundRecord, seconds_left: float) -> None: ...
 
-    def run_ended(self, run: Run, said: str) -> None: ...
+    def run_ended(self, run: PlannedRun, said: str) -> None: ...
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Pace:
         return rounds * sum(s for s, _ in known) / total if total else 0.0
 
 
-def state(run: Run, out: Path) -> str:
+def state(run: PlannedRun, out: Path) -> str:
     """``done``, ``begun`` or ``missing``; raises ConfigError if another job's run has its name."""
     folder = out / run.name
     RunFolder(folder).check(run.table, resume=True)
@@ -59,22 +59,22 @@ def state(run: Run, out: Path) -> str:
     return BEGUN if (folder / "rounds.jsonl").exists() else MISSING
 
 
-def rounds_done(run: Run, out: Path) -> int:
+def rounds_done(run: PlannedRun, out: Path) -> int:
     return len(RunFolder(out / run.name).records())
 
 
 def do_missing(
-    runs: Sequence[Run], out: Path, screen: Screen, *, executor: str = "processes", num_workers: int = 0
+    runs: Sequence[PlannedRun], out: Path, screen: Screen, *, executor: str = "processes", num_workers: int = 0
 ) -> dict[str, str]:
     """Do all runs that are not done; returns by name what went wrong with those that could not be done.
 
     Every round is on disk before the next one, so that it may be interrupted at any moment.
     """
-    pace, failed, todo = Pace(), dict[str, str](), list[Run]()
+    pace, failed, todo = Pace(), dict[str, str](), list[PlannedRun]()
     for run in runs:
         if state(run, out) == DONE:
-            result = json.loads((out / run.name / "result.json").read_text(encoding="utf-8"))
-            pace.learn(run.task, result["wall_seconds"], result["rounds"])
+            result = _stored(out / run.name)
+            pace.learn(run.task, result.wall_seconds, result.rounds)
         else:
             todo.append(run)
     for place, run in enumerate(todo):
@@ -95,22 +95,33 @@ def do_missing(
 
 
 def _do(
-    run: Run, later: Sequence[Run], out: Path, screen: Screen, pace: Pace, executor: str, num_workers: int
-) -> dict[str, Any]:
+    run: PlannedRun,
+    later: Sequence[PlannedRun],
+    out: Path,
+    screen: Screen,
+    pace: Pace,
+    executor: str,
+    num_workers: int,
+) -> RunResult:
     folder = out / run.name
     if state(run, out) == DONE:  # by another process, since we looked
-        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+        return _stored(folder)
     waiting = [(other.task, other.num_rounds - rounds_done(other, out)) for other in later]
 
-    def round_done(record: dict[str, Any]) -> None:
-        pace.learn(run.task, record["wall_seconds"])
-        left = pace.seconds(run.task, run.num_rounds - record["round"] - 1)
+    def round_done(record: RoundRecord) -> None:
+        pace.learn(run.task, record.wall_seconds or 0.0)
+        left = pace.seconds(run.task, run.num_rounds - record.round - 1)
         left += sum(pace.seconds(task, rounds) for task, rounds in waiting)
         screen.round_done(run, record, left)
 
     job = Job.parse(run.table, run.name)
     with start.session(job, folder, resume=True, executor=executor, num_workers=num_workers) as session:
         return start.play_all(session, round_done)
+
+
+def _stored(folder: Path) -> RunResult:
+    file = folder / "result.json"
+    return RunResult.from_json(file.read_text(encoding="utf-8"), str(file))
 
 
 @contextmanager
@@ -126,7 +137,7 @@ def _alone(folder: Path) -> Iterator[bool]:
             yield True
 
 
-def _said(result: dict[str, Any], seconds: float) -> str:
-    accuracy = result["accuracy"]
+def _said(result: RunResult, seconds: float) -> str:
+    accuracy = result.accuracy
     tested = "no test data" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
-    return f"{tested} after {result['rounds']} rounds; {seconds:.0f} s here"
+    return f"{tested} after {result.rounds} rounds; {seconds:.0f} s here"

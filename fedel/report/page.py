@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedel.report import plots
-from fedel.report.runs import Run
+from fedel.report.runs import StoredRun
 
 PICTURES = (
     ("Accuracy against time", plots.accuracy_against_time, "How soon each method reaches an accuracy."),
@@ -45,7 +45,7 @@ COLUMNS = (
 )
 
 
-def rows(runs: Sequence[Run]) -> list[list[str]]:
+def rows(runs: Sequence[StoredRun]) -> list[list[str]]:
     """The figures of the comparison table, a row a run, in the order of ``COLUMNS``."""
     table = []
     for run in runs:
@@ -58,22 +58,22 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
                 str(len(run.rounds)),
                 _percent(accuracies[-1] if accuracies else None),
                 _percent(max(accuracies, default=None)),
-                _number(run.mean("latency_seconds"), 2),
-                _number(sum(r["latency_seconds"] for r in run.rounds), 1) + " s",
+                _number(run.mean_latency(), 2),
+                _number(sum(r.latency_seconds for r in run.rounds), 1) + " s",
                 _percent(mean_deviation, signed=True),
-                _number(sum(r.get("bytes_up", 0) for r in run.rounds) / 1e6, 1),
-                _number(sum(r.get("bytes_down", 0) for r in run.rounds) / 1e6, 1),
+                _number(sum(r.bytes_up for r in run.rounds) / 1e6, 1),
+                _number(sum(r.bytes_down for r in run.rounds) / 1e6, 1),
             ]
         )
     return table
 
 
-def verdicts(runs: Sequence[Run]) -> list[str]:
+def verdicts(runs: Sequence[StoredRun]) -> list[str]:
     """What the comparison comes to, in sentences; the first run against each of the others."""
     sentences = []
     first, *others = runs
     for other in others:
-        mine, theirs = first.mean("latency_seconds"), other.mean("latency_seconds")
+        mine, theirs = first.mean_latency(), other.mean_latency()
         if mine and theirs:
             sentences.append(
                 f"A round of {first.strategy} takes {mine:.2f} s, of {other.strategy} {theirs:.2f} s: "
@@ -92,7 +92,7 @@ def verdicts(runs: Sequence[Run]) -> list[str]:
     return sentences
 
 
-def write(runs: Sequence[Run], directory: Path, title: str = "") -> Path:
+def write(runs: Sequence[StoredRun], directory: Path, title: str = "") -> Path:
     """Write ``report.html`` and ``report.md``; returns the page's path."""
     title = title or " and ".join(dict.fromkeys(run.strategy for run in runs))
     table, sentences = rows(runs), verdicts(runs)
@@ -108,7 +108,7 @@ def _html(
     table: list[list[str]],
     sentences: list[str],
     pictures: list[tuple[str, str, str]],
-    runs: Sequence[Run],
+    runs: Sequence[StoredRun],
 ) -> str:
     head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table)
@@ -138,7 +138,7 @@ def _html(
     )
 
 
-def _markdown(title: str, table: list[list[str]], sentences: list[str], runs: Sequence[Run]) -> str:
+def _markdown(title: str, table: list[list[str]], sentences: list[str], runs: Sequence[StoredRun]) -> str:
     lines = [f"# {title}", "", *(f"{sentence}\n" for sentence in sentences)]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(row) + " |" for row in table]

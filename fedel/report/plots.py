@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fedel.report.runs import Run
+from fedel.report.runs import StoredRun
 
 COLOURS = ("#0b6e4f", "#c8553d", "#30638e", "#b58900", "#6c4675", "#5a7d7c", "#8c2f39", "#3d405b")
 _STYLE: Any = {
@@ -35,13 +35,13 @@ def _svg(figure: Figure) -> str:
     return svg[svg.index("<svg") :]
 
 
-def draw(picture: Any, runs: Sequence[Run]) -> str:
+def draw(picture: Any, runs: Sequence[StoredRun]) -> str:
     """One of the functions below, as SVG text."""
     with matplotlib.rc_context(_STYLE):
         return _svg(picture(runs))
 
 
-def accuracy_against_time(runs: Sequence[Run]) -> Figure:
+def accuracy_against_time(runs: Sequence[StoredRun]) -> Figure:
     figure, axes = _figure()
     for run, colour in zip(runs, COLOURS * len(runs), strict=False):
         points = run.accuracies()
@@ -58,16 +58,14 @@ def accuracy_against_time(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def round_time_by_client(runs: Sequence[Run]) -> Figure:
+def round_time_by_client(runs: Sequence[StoredRun]) -> Figure:
     figure, grid = _figure(height=2.8, ncols=len(runs), sharey=True, squeeze=False)
     for run, axes in zip(runs, grid[0], strict=True):
         for client, colour in zip(run.clients(), COLOURS * 100, strict=False):
             entries = run.per_client(client)
             rounds = [number for number, _ in entries]
-            axes.plot(
-                rounds, [e["train_seconds"] for _, e in entries], color=colour, label=client, linewidth=1.2
-            )
-        budgets = [(r["round"], r["clients"][0]["budget_seconds"]) for r in run.rounds if r["clients"]]
+            axes.plot(rounds, [e.train_seconds for _, e in entries], color=colour, label=client, linewidth=1.2)
+        budgets = [(r.round, r.clients[0].budget_seconds) for r in run.rounds if r.clients]
         if budgets:
             axes.plot(*zip(*budgets, strict=True), color="black", linestyle="--", linewidth=1, label="T_th")
         axes.set(title=run.strategy, xlabel="round")
@@ -79,7 +77,7 @@ def round_time_by_client(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def deviation(runs: Sequence[Run]) -> Figure:
+def deviation(runs: Sequence[StoredRun]) -> Figure:
     figure, axes = _figure(height=2.8)
     shown = [run for run in runs if run.deviations()]
     axes.boxplot(
@@ -95,18 +93,18 @@ def deviation(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def selection_map(runs: Sequence[Run]) -> Figure:
+def selection_map(runs: Sequence[StoredRun]) -> Figure:
     """Rounds against tensors, one client of each device type, for the first run that selects."""
-    run = next((r for r in runs if any(e["window"] for x in r.rounds for e in x["clients"])), runs[0])
-    types = {e["client"]: e.get("device_type") or e["client"] for r in run.rounds for e in r["clients"]}
+    run = next((r for r in runs if any(e.window for x in r.rounds for e in x.clients)), runs[0])
+    types = {e.client: e.device_type or e.client for r in run.rounds for e in r.clients}
     shown = {types[client]: client for client in reversed(run.clients())}
     clients = sorted(shown.values())[:8]
-    names = list(dict.fromkeys(n for r in run.rounds for e in r["clients"] for n in e["selected"]))
-    order = run.result.get("tensors") or sorted(names)
+    names = list(dict.fromkeys(n for r in run.rounds for e in r.clients for n in e.selected))
+    order = (run.result.tensors if run.result else ()) or sorted(names)
     position = {name: i for i, name in enumerate(order)}
     figure, grid = _figure(height=3.2, ncols=max(1, len(clients)), sharey=True, squeeze=False)
     for client, axes in zip(clients, grid[0], strict=True):
-        dots = [(n, position[t]) for n, e in run.per_client(client) for t in e["selected"] if t in position]
+        dots = [(n, position[t]) for n, e in run.per_client(client) for t in e.selected if t in position]
         if dots:
             axes.scatter(*zip(*dots, strict=True), s=5, marker="s", color=COLOURS[0], linewidths=0)
         axes.set(title=types[client], xlabel="round", ylim=(-1, len(order)), xlim=(-0.5, len(run.rounds) - 0.5))
@@ -116,16 +114,17 @@ def selection_map(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def bytes_by_round(runs: Sequence[Run]) -> Figure:
+def bytes_by_round(runs: Sequence[StoredRun]) -> Figure:
     figure, axes = _figure(height=2.8)
     for run, colour in zip(runs, COLOURS * len(runs), strict=False):
-        for key, style in (("bytes_up", "-"), ("bytes_down", ":")):
+        up, down = [r.bytes_up for r in run.rounds], [r.bytes_down for r in run.rounds]
+        for way, style, num_bytes in (("up", "-", up), ("down", ":", down)):
             axes.plot(
-                [r["round"] for r in run.rounds],
-                [r.get(key, 0) / 1e6 for r in run.rounds],
+                [r.round for r in run.rounds],
+                [n / 1e6 for n in num_bytes],
                 color=colour,
                 linestyle=style,
-                label=f"{run.strategy}, {key.removeprefix('bytes_')}",
+                label=f"{run.strategy}, {way}",
             )
     axes.set(xlabel="round", ylabel="megabytes, all clients", ylim=(0, None))
     axes.xaxis.get_major_locator().set_params(integer=True)

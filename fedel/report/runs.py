@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedel import config
 from fedel.errors import ConfigError
+from fedel.records import ClientRecord, RoundRecord, RunResult
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """A run as it lies on disk; a run that is still going on has rounds but no result yet."""
 
     path: Path
     settings: dict[str, Any]
-    result: dict[str, Any]
-    rounds: list[dict[str, Any]]
+    result: RunResult | None
+    rounds: list[RoundRecord]
 
     @property
     def name(self) -> str:
@@ -33,16 +33,16 @@ class Run:
         """Time at the end of each round: the sum of round latencies so far."""
         times, total = [], 0.0
         for record in self.rounds:
-            total += record["latency_seconds"]
+            total += record.latency_seconds
             times.append(total)
         return times
 
     def accuracies(self) -> list[tuple[int, float, float]]:
         """Round, seconds and accuracy of every tested round."""
         return [
-            (record["round"], seconds, record["accuracy"])
+            (record.round, seconds, record.accuracy)
             for record, seconds in zip(self.rounds, self.seconds(), strict=True)
-            if record.get("accuracy") is not None
+            if record.accuracy is not None
         ]
 
     def seconds_to(self, accuracy: float) -> float | None:
@@ -50,25 +50,23 @@ class Run:
         return next((seconds for _, seconds, reached in self.accuracies() if reached >= accuracy), None)
 
     def clients(self) -> list[str]:
-        return sorted({entry["client"] for record in self.rounds for entry in record["clients"]})
+        return sorted({entry.client for record in self.rounds for entry in record.clients})
 
-    def per_client(self, client: str) -> list[tuple[int, dict[str, Any]]]:
+    def per_client(self, client: str) -> list[tuple[int, ClientRecord]]:
         """Round number and entry of every round that the client counted in."""
         return [
-            (record["round"], entry)
+            (record.round, entry)
             for record in self.rounds
-            for entry in record["clients"]
-            if entry["client"] == client
+            for entry in record.clients
+            if entry.client == client
         ]
 
-    def mean(self, key: str) -> float | None:
-        values = [record[key] for record in self.rounds if record.get(key) is not None]
-        return sum(values) / len(values) if values else None
+    def mean_latency(self) -> float | None:
+        return sum(r.latency_seconds for r in self.rounds) / len(self.rounds) if self.rounds else None
 
     def deviations(self) -> list[float]:
         """Measured training time over T_th, minus one, of every client and round."""
-        entries = [entry for record in self.rounds for entry in record["clients"]]
-        return [e["deviation"] for e in entries if e.get("deviation") is not None]
+        return [deviation for record in self.rounds for deviation in record.deviations()]
 
 
 def _label(table: dict[str, Any]) -> str:
@@ -76,7 +74,7 @@ def _label(table: dict[str, Any]) -> str:
     return f"{name}({_label(table['base'])})" if isinstance(table.get("base"), dict) else name
 
 
-def load(path: str | Path) -> Run:
+def load(path: str | Path) -> StoredRun:
     """The run in a directory."""
     path = Path(path)
     if not path.is_dir():
@@ -89,12 +87,17 @@ def load(path: str | Path) -> Run:
     rounds = []
     for number, line in enumerate(rounds_file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            rounds.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{rounds_file}, line {number}: not JSON ({error}); delete the line to go on"
-            ) from None
+            rounds.append(RoundRecord.from_json(line, f"{rounds_file}, line {number}"))
+        except ConfigError as error:
+            raise ConfigError(f"{error}; delete the line to go on") from None
     result_file, config_file = path / "result.json", path / "config.toml"
-    result = json.loads(result_file.read_text(encoding="utf-8")) if result_file.exists() else {}
+    result = _result(result_file) if result_file.exists() else None
     settings = config.read(config_file) if config_file.exists() else {}
-    return Run(path, settings, result, rounds)
+    return StoredRun(path, settings, result, rounds)
+
+
+def _result(file: Path) -> RunResult:
+    try:
+        return RunResult.from_json(file.read_text(encoding="utf-8"), str(file))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; delete the file to go on without it") from None

@@ -7,33 +7,34 @@ an ``Event`` message: 1 wall time, 2 step, 3 file version, 5 summary; a summary 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from fedel.report.runs import Run
+from fedel.records import ClientRecord, RoundRecord
+from fedel.report.runs import StoredRun
 
 VERSION = "brain.Event:2"
 _POLYNOMIAL = 0x82F63B78
-_SCALARS = {
-    "model/accuracy": "accuracy",
-    "model/test_loss": "test_loss",
-    "model/train_loss": "loss",
-    "round/latency_seconds": "latency_seconds",
-    "round/num_updates": "num_updates",
-    "round/bytes_up": "bytes_up",
-    "round/bytes_down": "bytes_down",
-    "round/o1": "o1",
-    "round/budget_seconds": "budget_seconds",
+_SCALARS: Mapping[str, Callable[[RoundRecord], float | None]] = {
+    "model/accuracy": lambda r: r.accuracy,
+    "model/test_loss": lambda r: r.test_loss,
+    "model/train_loss": lambda r: r.loss,
+    "round/latency_seconds": lambda r: r.latency_seconds,
+    "round/num_updates": lambda r: r.num_updates,
+    "round/bytes_up": lambda r: r.bytes_up,
+    "round/bytes_down": lambda r: r.bytes_down,
+    "round/o1": lambda r: r.o1,
+    "round/budget_seconds": lambda r: r.budget_seconds,
 }
-_OF_CLIENTS = {
-    "deviation": "deviation",
-    "train_seconds": "train_seconds",
-    "selected_tensors": "num_selected",
+_OF_CLIENTS: Mapping[str, Callable[[ClientRecord], float | None]] = {
+    "deviation": lambda r: r.deviation,
+    "train_seconds": lambda r: r.train_seconds,
+    "selected_tensors": lambda r: r.num_selected,
 }
 
 
-def write(run: Run, directory: Path) -> Path:
+def write(run: StoredRun, directory: Path) -> Path:
     """Write a run's rounds below ``directory``, in a folder of its own; returns the file."""
     folder = directory / run.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,28 +46,28 @@ def write(run: Run, directory: Path) -> Path:
         _record(stream, _event(first, 0, _text(3, VERSION)))
         for record, time in zip(run.rounds, _times(run), strict=True):
             values = b"".join(_message(1, _text(1, tag) + _float(2, value)) for tag, value in scalars(record))
-            _record(stream, _event(time, record["round"], _message(5, values)))
+            _record(stream, _event(time, record.round, _message(5, values)))
     return file
 
 
-def scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
     """Tags and numbers of one round; what was not measured is left out."""
-    for tag, key in _SCALARS.items():
-        if record.get(key) is not None:
-            yield tag, record[key]
-    for phase, seconds in record.get("phases", {}).items():
+    for tag, figure in _SCALARS.items():
+        if (value := figure(record)) is not None:
+            yield tag, value
+    for phase, seconds in record.phases.items():
         yield f"phase_seconds/{phase}", seconds
-    for entry in record["clients"]:
-        for tag, key in _OF_CLIENTS.items():
-            if entry.get(key) is not None:
-                yield f"client_{tag}/{entry['client']}", entry[key]
-        for edge, block in zip(("end", "front"), entry.get("window") or (), strict=False):
-            yield f"client_window_{edge}/{entry['client']}", block
+    for entry in record.clients:
+        for tag, of_client in _OF_CLIENTS.items():
+            if (value := of_client(entry)) is not None:
+                yield f"client_{tag}/{entry.client}", value
+        for edge, block in zip(("end", "front"), entry.window or (), strict=False):
+            yield f"client_window_{edge}/{entry.client}", block
 
 
-def _times(run: Run) -> list[float]:
+def _times(run: StoredRun) -> list[float]:
     """Unix seconds at which each round was closed; in a simulation, seconds of its own clock."""
-    begin = run.rounds[0].get("opened_at", 0.0) if run.rounds else 0.0
+    begin = run.rounds[0].opened_at if run.rounds else 0.0
     return [begin + seconds for seconds in run.seconds()]
 
 

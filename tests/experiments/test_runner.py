@@ -1,11 +1,12 @@
 import fcntl
-import json
+from dataclasses import replace
 
 import pytest
 
 from fedel.errors import ConfigError
 from fedel.experiments import runner, scale
 from fedel.experiments.plans import plan
+from fedel.records import RunResult
 from tests.experiments import made_up
 
 
@@ -53,9 +54,8 @@ def test_interrupted_runs_go_on_to_the_same_end_and_done_ones_are_reused(tmp_pat
 
 
 def figures(folder):
-    result = json.loads((folder / "result.json").read_text())
-    del result["wall_seconds"]
-    return result, (folder / "model.safetensors").read_bytes()
+    result = RunResult.from_json((folder / "result.json").read_text())
+    return replace(result, wall_seconds=0.0), (folder / "model.safetensors").read_bytes()
 
 
 def test_a_run_that_cannot_be_done_is_told_of_and_the_others_are_done(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -22,6 +21,7 @@ from safetensors.numpy import load_file
 
 from fedel.cli.submit import create, follow, save_model
 from fedel.job import RunConfig
+from fedel.records import RoundRecord
 from fedel.training.settings import DataPart
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
@@ -84,13 +84,13 @@ class Watch:
     def __init__(self, address: str, run: str) -> None:
         self.run = run
         self.status = pb.RunStatus()
-        self.records: list[dict[str, Any]] = []
+        self.records: list[RoundRecord] = []
         """Of the rounds closed so far."""
         self._following = asyncio.ensure_future(follow(address, run, self._show))
 
     def _show(self, status: pb.RunStatus) -> None:
         self.status = status
-        self.records += [json.loads(text) for text in status.rounds_json]
+        self.records += [RoundRecord.from_json(text) for text in status.rounds_json]
 
     @property
     def counted(self) -> list[list[str]]:

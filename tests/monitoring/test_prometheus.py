@@ -29,6 +29,8 @@ from fedel_edge.config import AgentConfig
 
 from fedel.cli.submit import create
 from fedel.job import RunConfig
+from fedel.records import RoundRecord
+from fedel.report import runs
 from fedel.training.settings import DataPart
 from tests.agents.stand_ins import running
 from tests.agents.test_device import ORIN_NANO, tree
@@ -89,7 +91,7 @@ class Prometheus:
 class Seen:
     """What Prometheus said, round by round and at the end."""
 
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[RoundRecord] = field(default_factory=list)
     latencies: list[float | None] = field(default_factory=list)
     deviations: list[dict[str, float]] = field(default_factory=list)
     fronts: list[dict[str, float]] = field(default_factory=list)
@@ -205,8 +207,7 @@ async def watch(folder: Path) -> Seen:
             await until("the run is over", lambda: db.value("fedel_run_active") == 0)
             await until("its last model", lambda: db.value("fedel_model_version") == NUM_ROUNDS)
             await until("its sums", lambda: read_sums(db, seen))
-            lines = (folder / "runs" / RUN / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-            seen.records = [json.loads(line) for line in lines]
+            seen.records = runs.load(folder / "runs" / RUN).rounds
     return seen
 
 
@@ -254,7 +255,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def test_round_latency_is_that_of_the_runs_records(seen: Seen) -> None:
-    latencies = [record["latency_seconds"] for record in seen.records]
+    latencies = [record.latency_seconds for record in seen.records]
     assert NUM_ROUNDS == len(latencies)
     assert latencies == seen.latencies
     assert NUM_ROUNDS == seen.numbers["fedel_round_latency_seconds_count"]
@@ -262,7 +263,7 @@ def test_round_latency_is_that_of_the_runs_records(seen: Seen) -> None:
 
 
 def test_the_deviation_of_every_client_is_that_of_the_runs_records(seen: Seen) -> None:
-    expected = [{c["client"]: c["deviation"] for c in record["clients"]} for record in seen.records]
+    expected = [{c.client: c.deviation for c in record.clients} for record in seen.records]
     assert NUM_CLIENTS == len(expected[0])
     assert None not in [deviation for clients in expected for deviation in clients.values()]
     assert expected == seen.deviations
@@ -270,14 +271,14 @@ def test_the_deviation_of_every_client_is_that_of_the_runs_records(seen: Seen) -
 
 
 def test_windows_and_bytes_are_those_of_the_runs_records(seen: Seen) -> None:
-    expected = [{c["client"]: float(c["window"][1]) for c in r["clients"]} for r in seen.records]
+    expected = [{c.client: float(c.window[1]) for c in r.clients if c.window} for r in seen.records]
     assert expected == seen.fronts
     assert len({front for fronts in expected for front in fronts.values()}) > 1, "no window moved: a blind test"
-    for way in ("up", "down"):
-        total = sum(record[f"bytes_{way}"] for record in seen.records)
-        assert total == seen.numbers[f'fedel_bytes_sent_total{{direction="{way}"}}']
-    assert seen.numbers["fedel_upload_bytes_total"] == sum(record["bytes_up"] for record in seen.records)
-    assert seen.records[-1]["accuracy"] == seen.numbers["fedel_model_accuracy_ratio"]
+    up, down = (sum(found) for found in zip(*((r.bytes_up, r.bytes_down) for r in seen.records), strict=True))
+    assert up == seen.numbers['fedel_bytes_sent_total{direction="up"}']
+    assert down == seen.numbers['fedel_bytes_sent_total{direction="down"}']
+    assert up == seen.numbers["fedel_upload_bytes_total"]
+    assert seen.records[-1].accuracy == seen.numbers["fedel_model_accuracy_ratio"]
 
 
 def test_every_expression_of_dashboards_and_rules_returns_data(seen: Seen) -> None:

@@ -15,7 +15,7 @@ from tests.report.test_report import write_run
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    return write_run(tmp_path / "night", "fedel", 2.0, [0.1, None, 0.7], window=[1, 2])
+    return write_run(tmp_path / "night", "fedel", 2.0, [0.1, None, 0.7], window=(1, 2))
 
 
 def records(data: bytes) -> list[bytes]:

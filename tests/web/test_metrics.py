@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -15,6 +13,8 @@ from fedel_coordinator import gauges
 from grpc import aio
 from prometheus_client import CollectorRegistry, generate_latest
 
+from fedel.records import RoundRecord
+from fedel.report.runs import load
 from fedel.strategies import build
 from fedel.telemetry import MAX_CLIENTS, CoordinatorMetrics
 from fedel.types import Memory, Task, Tensors, Update
@@ -22,6 +22,7 @@ from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.wire.channel import connect
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model, model_header, push_model, push_update
+from tests.report.fakes import client_record, round_record
 from tests.services.coordinator.support import RUN, SPEC, asynchronous, run_config
 from tests.strategies.fakes import WORK, FakeTrainer, fleet, initial_model
 from tests.web.support import ACCURACIES, Asker, samples, shown
@@ -32,10 +33,8 @@ def update_of(trainer: FakeTrainer, model: Tensors) -> Update:
     return build({"name": "fedavg"}).fit(task, model, Memory(), trainer)[0]
 
 
-def record_of(folder: Path, number: int = -1) -> dict[str, Any]:
-    lines = (folder / "runs" / RUN / "rounds.jsonl").read_text().splitlines()
-    record: dict[str, Any] = json.loads(lines[number])
-    return record
+def record_of(folder: Path, number: int = -1) -> RoundRecord:
+    return load(folder / "runs" / RUN).rounds[number]
 
 
 @asynchronous
@@ -47,23 +46,23 @@ async def test_the_coordinators_metrics_are_those_of_its_records(tmp_path: Path)
         found = await asker.metrics()
     record = record_of(tmp_path)
     assert 3 == found["fedel_round_latency_seconds_count", RUN]
-    total = sum(record_of(tmp_path, n)["latency_seconds"] for n in range(3))
+    total = sum(record_of(tmp_path, n).latency_seconds for n in range(3))
     assert total == pytest.approx(found["fedel_round_latency_seconds_sum", RUN])
-    assert record["latency_seconds"] == found["fedel_round_last_latency_seconds", RUN]
+    assert record.latency_seconds == found["fedel_round_last_latency_seconds", RUN]
     assert 3 == found["fedel_rounds_total", "closed", RUN]
-    assert record["accuracy"] == found["fedel_model_accuracy_ratio", RUN]
-    assert record["budget_seconds"] == found["fedel_budget_seconds", RUN]
+    assert record.accuracy == found["fedel_model_accuracy_ratio", RUN]
+    assert record.budget_seconds == found["fedel_budget_seconds", RUN]
     assert {"train", "fold", "commit", "evaluate"} <= {
         key[1] for key in found if "fedel_round_phase_seconds" in key
     }
-    for entry in record["clients"]:
-        client, (end, front) = entry["client"], entry["window"]
+    for entry in record.clients:
+        client, (end, front) = entry.client, entry.window or (0, 0)
         assert end == found["fedel_client_window_end_block", client, RUN]
         assert front == found["fedel_client_window_front_block", client, RUN]
-        assert entry["num_selected"] == found["fedel_client_selected_tensors", client, RUN]
-    for name, count in record["tensor_clients"].items():
+        assert entry.num_selected == found["fedel_client_selected_tensors", client, RUN]
+    for name, count in record.tensor_clients.items():
         assert count == found["fedel_tensor_clients", RUN, name]
-    sent = sum(record_of(tmp_path, n)["bytes_up"] for n in range(3))
+    sent = sum(record_of(tmp_path, n).bytes_up for n in range(3))
     assert 3 * 3 * SPEC.num_bytes - sent == found["fedel_bytes_saved_total", "up", RUN]
     assert 0 == found["fedel_run_active", RUN]
     assert ("process_resident_memory_bytes",) in found
@@ -105,7 +104,7 @@ async def test_rounds_of_before_a_restart_are_not_counted_again(tmp_path: Path) 
         await federation.finished()
         found = await asker.metrics()
     assert 1 == found["fedel_round_latency_seconds_count", RUN]
-    assert record_of(tmp_path)["latency_seconds"] == found["fedel_round_last_latency_seconds", RUN]
+    assert record_of(tmp_path).latency_seconds == found["fedel_round_last_latency_seconds", RUN]
 
 
 @asynchronous
@@ -143,11 +142,10 @@ async def test_a_run_that_is_long_over_leaves_no_series(
 def test_clients_beyond_the_thousandth_are_in_the_histograms_alone() -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
-    entry = {"window": [1, 2], "deviation": 0.1, "predicted_seconds": 1.0, "train_seconds": 1.1}
-    entry |= {"resets": 0, "num_selected": 2, "peak_memory_bytes": 0, "device_type": "orin"}
-    record = {"latency_seconds": 2.0, "num_updates": 1, "num_tasks": 1, "budget_seconds": 1.0, "o1": 0.0}
-    clients = [entry | {"client": f"client-{i}"} for i in range(MAX_CLIENTS + 5)]
-    metrics.observe_round("big", record | {"loss": 1.0, "clients": clients}, 100)
+    clients = [
+        client_record(client=f"client-{i}", deviation=0.1, device_type="orin") for i in range(MAX_CLIENTS + 5)
+    ]
+    metrics.observe_round("big", round_record(clients=tuple(clients)), 100)
     found = samples(generate_latest(registry).decode())
     assert MAX_CLIENTS + 5 == found["fedel_budget_deviation_ratio_count", "orin", "big"]
     assert MAX_CLIENTS == sum(key[0] == "fedel_client_budget_deviation_ratio" for key in found)

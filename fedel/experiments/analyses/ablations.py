@@ -69,7 +69,7 @@ def rollback(section: Section, outcomes: Outcomes, paper: Paper) -> None:
 
 
 def _o1(outcome: Outcome) -> list[float]:
-    return [record["o1"] for record in outcome.report.rounds]
+    return [record.o1 for record in outcome.report.rounds]
 
 
 def beta(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: ARG001

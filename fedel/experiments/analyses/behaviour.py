@@ -32,14 +32,15 @@ def selection(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # no
 
 def _coverage(outcome: Outcome) -> list[Row]:
     """By device type: tensors in a round, and in all rounds together, as a share of all tensors."""
-    total = len(outcome.report.result["tensors"])
+    assert outcome.report.result is not None  # outcomes are of runs that are done
+    total = len(outcome.report.result.tensors)
     rounds: dict[str, list[float]] = {}
     ever: dict[str, dict[str, set[str]]] = {}
     for record in outcome.report.rounds:
-        for entry in record["clients"]:
-            kind = entry["device_type"]
-            rounds.setdefault(kind, []).append(100 * entry["num_selected"] / total)
-            ever.setdefault(kind, {}).setdefault(entry["client"], set()).update(entry["selected"])
+        for entry in record.clients:
+            kind = entry.device_type
+            rounds.setdefault(kind, []).append(100 * entry.num_selected / total)
+            ever.setdefault(kind, {}).setdefault(entry.client, set()).update(entry.selected)
     return [
         {
             "device": kind,
@@ -74,8 +75,8 @@ def devices(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa
 def _seconds_by_kind(outcome: Outcome) -> dict[str, float]:
     seconds: dict[str, list[float]] = {}
     for record in outcome.report.rounds:
-        for entry in record["clients"]:
-            seconds.setdefault(entry["device_type"], []).append(entry["clock_seconds"]["backward"])
+        for entry in record.clients:
+            seconds.setdefault(entry.device_type, []).append(entry.clock_seconds["backward"])
     return {kind: statistics.fmean(values) for kind, values in seconds.items()}
 
 

@@ -57,9 +57,9 @@ def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> N
 def by_round(outcome: Outcome) -> float:
     """Percent by which a round outlasts T_th, mean over rounds."""
     return 100 * statistics.fmean(
-        r["latency_seconds"] / max(e["budget_seconds"] for e in r["clients"]) - 1
+        r.latency_seconds / max(e.budget_seconds for e in r.clients) - 1
         for r in outcome.report.rounds
-        if r["clients"]
+        if r.clients
     )
 
 
@@ -73,9 +73,9 @@ def largest(outcome: Outcome) -> float:
 
 
 def without_probe(outcome: Outcome) -> float:
-    return 100 * statistics.fmean(
-        max(e["predicted_deviation"] for e in r["clients"]) for r in outcome.report.rounds if r["clients"]
-    )
+    rounds = [[e.predicted_deviation for e in r.clients] for r in outcome.report.rounds]
+    predicted = [[deviation for deviation in found if deviation is not None] for found in rounds]
+    return 100 * statistics.fmean(max(found) for found in predicted if found)
 
 
 def _mean_of(
@@ -89,9 +89,9 @@ def _fedavg(outcomes: Outcomes, task: str, label: str) -> float | None:
     fedavg, fedel = outcomes.first(task, "fedavg"), outcomes.first(task, label)
     if fedavg is None or fedel is None:
         return None
-    scope = fedel.report.rounds[0]["scope"]
-    budget = statistics.fmean(max(e["budget_seconds"] for e in r["clients"]) for r in fedel.report.rounds)
-    return statistics.fmean(r["clock_seconds"][scope] for r in fedavg.report.rounds) / budget
+    scope = fedel.report.rounds[0].scope
+    budget = statistics.fmean(max(e.budget_seconds for e in r.clients) for r in fedel.report.rounds)
+    return statistics.fmean(r.clock_seconds[scope] for r in fedavg.report.rounds) / budget
 
 
 def _verdicts(outcomes: Outcomes, task: str, printed: Mapping[str, Any]) -> list[Verdict]:

@@ -101,17 +101,17 @@ def joules(outcome: Outcome, power: Mapping[str, Power]) -> float:
     """Of all clients in all rounds they took part in, on the clock of the whole step."""
     total = 0.0
     for record in outcome.report.rounds:
-        latency = record["clock_seconds"]["train"]
-        for entry in record["clients"]:
-            watts = _of(power, entry["device_type"])
-            busy = min(entry["clock_seconds"]["train"], latency)
+        latency = record.clock_seconds["train"]
+        for entry in record.clients:
+            watts = _of(power, entry.device_type)
+            busy = min(entry.clock_seconds["train"], latency)
             total += watts.busy * busy + watts.idle * (latency - busy)
     return total
 
 
 def _watts(outcome: Outcome, power: Mapping[str, Power]) -> float:
     """Mean power of a device while it trains: the same for all methods, as the paper saw."""
-    kinds = [entry["device_type"] for record in outcome.report.rounds for entry in record["clients"]]
+    kinds = [entry.device_type for record in outcome.report.rounds for entry in record.clients]
     return statistics.fmean(_of(power, kind).busy for kind in kinds)
 
 
