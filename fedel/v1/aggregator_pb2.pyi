@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CreateModelRequest(_message.Message):
-    """A run's first model."""
+    """One message of the upload of a first model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -30,11 +30,11 @@ class CreateModelRequest(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___ModelHeader:
-        """First."""
+        """The first message."""
 
     @_builtins.property
     def chunk(self) -> _model_pb2.Chunk:
-        """Then the payload."""
+        """All others: the payload, in order."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ Global___CreateModelRequest: _TypeAlias = CreateModelRequest  # noqa: Y015
 
 @_typing.final
 class ModelHeader(_message.Message):
-    """What a first model is."""
+    """Describes a run and its first model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -65,20 +65,20 @@ class ModelHeader(_message.Message):
     KEEP_EVERY_FIELD_NUMBER: _builtins.int
     LATE_POLICY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the new run."""
     strategy_json: _builtins.str
-    """The strategy's table, as JSON: it says how updates are folded."""
+    """The [strategy] table of the run's configuration, as JSON: it determines how updates are folded."""
     keep_every: _builtins.int
-    """Keep every so manieth version; 0 keeps the newest only."""
+    """Keep every n-th version; 0 keeps only the newest two and the labelled ones."""
     late_policy: _builtins.str
-    """What becomes of an update that comes a round late: "refuse" (or empty), or count it in the "next" round."""
+    """What happens to an update that is one round late: "refuse" it (also if empty), or count it in the "next" round."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
-        """Blocks and tensors of the whole model."""
+        """Blocks and tensors of the whole model, including those that other aggregators keep."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.TensorManifest]:
-        """The tensors that follow: those this aggregator keeps."""
+        """The tensors of the payload, all of them whole: those that this aggregator keeps."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ Global___ModelHeader: _TypeAlias = ModelHeader  # noqa: Y015
 
 @_typing.final
 class CreateModelResponse(_message.Message):
-    """The first model is safe."""
+    """The first model is on disk."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Its version: 0."""
+    """The version of a first model, which is 0."""
     def __init__(
         self,
         *,
@@ -122,7 +122,7 @@ Global___CreateModelResponse: _TypeAlias = CreateModelResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """Which model to send."""
+    """Which version to send, and from where."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -130,11 +130,11 @@ class GetModelRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     HAVE_VERSION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Run whose model it is."""
     version: _builtins.int
-    """The version; -1 means the newest."""
+    """Version to send; -1 means the newest."""
     have_version: _builtins.int
-    """The version the caller holds: only what changed since is sent; -1 if none."""
+    """Version that the caller holds: only tensors that changed since are sent; -1 if it holds none."""
     def __init__(
         self,
         *,
@@ -152,7 +152,7 @@ Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
 
 @_typing.final
 class GetModelResponse(_message.Message):
-    """A piece of a model."""
+    """One message of a download."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -160,11 +160,11 @@ class GetModelResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def content(self) -> Global___ModelContent:
-        """First."""
+        """The first message."""
 
     @_builtins.property
     def chunk(self) -> _model_pb2.Chunk:
-        """Then the payload."""
+        """All others: the payload, in order."""
 
     def __init__(
         self,
@@ -184,17 +184,17 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class ModelContent(_message.Message):
-    """What follows."""
+    """Describes the payload of a download."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """The version."""
+    """Version that is sent, which the caller holds afterwards."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.TensorManifest]:
-        """The tensors that follow."""
+        """The tensors of the payload, all of them whole."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ Global___ModelContent: _TypeAlias = ModelContent  # noqa: Y015
 
 @_typing.final
 class PutUpdateRequest(_message.Message):
-    """A piece of an update."""
+    """One message of the upload of an update."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -220,11 +220,11 @@ class PutUpdateRequest(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___UpdateHeader:
-        """First."""
+        """The first message."""
 
     @_builtins.property
     def chunk(self) -> _model_pb2.Chunk:
-        """After the permit."""
+        """All others, sent after the permit: the payload, in order, from the permit's offset."""
 
     def __init__(
         self,
@@ -244,8 +244,8 @@ Global___PutUpdateRequest: _TypeAlias = PutUpdateRequest  # noqa: Y015
 
 @_typing.final
 class UpdateHeader(_message.Message):
-    """What an update is. Its key is (run, round, client): the same key with the same digest counts once, with
-    another digest it is refused.
+    """Describes an update. Its key is (run, round, client): the same key with the same digest counts once, with another
+    digest it is refused.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -255,16 +255,16 @@ class UpdateHeader(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Run that the client trained for."""
     digest: _builtins.str
-    """SHA-256 over the manifests, as hexadecimal: what the update is."""
+    """SHA-256 of the serialised manifests, in hexadecimal: identifies the content of the update."""
     @_builtins.property
     def report(self) -> _task_pb2.Report:
-        """The client's report: round, client and weight are in it."""
+        """The client's report, with the round, the client's name and its weight."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.TensorManifest]:
-        """The tensors that follow."""
+        """The tensors of the payload, or the parts of tensors that the client trained."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ Global___UpdateHeader: _TypeAlias = UpdateHeader  # noqa: Y015
 
 @_typing.final
 class PutUpdateResponse(_message.Message):
-    """An answer to an upload."""
+    """One answer to an upload. A duplicate gets its receipt without a permit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -292,11 +292,11 @@ class PutUpdateResponse(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def permit(self) -> Global___UploadPermit:
-        """Go ahead."""
+        """Comes first, when it is this client's turn to send."""
 
     @_builtins.property
     def receipt(self) -> Global___UploadReceipt:
-        """The update is safe on disk and counts."""
+        """Comes last: the update is on disk and counts."""
 
     def __init__(
         self,
@@ -316,13 +316,13 @@ Global___PutUpdateResponse: _TypeAlias = PutUpdateResponse  # noqa: Y015
 
 @_typing.final
 class UploadPermit(_message.Message):
-    """Leave to send."""
+    """Allows the client to send the payload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """Bytes of the payload that are here already: go on from there."""
+    """Bytes of the payload that are on disk already: send the rest, from this offset."""
     def __init__(
         self,
         *,
@@ -338,16 +338,16 @@ Global___UploadPermit: _TypeAlias = UploadPermit  # noqa: Y015
 
 @_typing.final
 class UploadReceipt(_message.Message):
-    """An update that counts."""
+    """Confirms an update: a crash of the aggregator cannot lose it any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """Its digest."""
+    """Digest of the update, as in its header."""
     duplicate: _builtins.bool
-    """It had been here before."""
+    """Whether the update had been received before; it counts once."""
     def __init__(
         self,
         *,
@@ -364,16 +364,16 @@ Global___UploadReceipt: _TypeAlias = UploadReceipt  # noqa: Y015
 
 @_typing.final
 class SealRoundRequest(_message.Message):
-    """A round to seal."""
+    """Which round to seal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_NUM_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Run of the round."""
     round_num: _builtins.int
-    """The round."""
+    """Number of the open round, or of the one before it to get its answer again."""
     def __init__(
         self,
         *,
@@ -397,7 +397,7 @@ class SealRoundResponse(_message.Message):
     REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[_task_pb2.Report]:
-        """Reports of the updates that are in."""
+        """Report of each update that is in, sorted by client."""
 
     def __init__(
         self,
@@ -414,7 +414,7 @@ Global___SealRoundResponse: _TypeAlias = SealRoundResponse  # noqa: Y015
 
 @_typing.final
 class CommitRoundRequest(_message.Message):
-    """A round to commit."""
+    """Which round to commit, and with which updates."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -422,12 +422,12 @@ class CommitRoundRequest(_message.Message):
     ROUND_NUM_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Run of the round."""
     round_num: _builtins.int
-    """The round."""
+    """Number of the open round, or of the one before it to get its answer again. An open round is sealed first."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The clients whose updates count; others that are in are left out."""
+        """Clients whose updates count; other updates that are in are discarded."""
 
     def __init__(
         self,
@@ -446,7 +446,7 @@ Global___CommitRoundRequest: _TypeAlias = CommitRoundRequest  # noqa: Y015
 
 @_typing.final
 class CommitRoundResponse(_message.Message):
-    """A committed round."""
+    """What a round made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -457,22 +457,22 @@ class CommitRoundResponse(_message.Message):
     FOLD_SECONDS_FIELD_NUMBER: _builtins.int
     COMMIT_SECONDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """The new version."""
+    """Number of the new version: the round's number plus one."""
     fold_seconds: _builtins.float
     """Seconds spent folding this round's updates."""
     commit_seconds: _builtins.float
     """Seconds spent writing the new version."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of this aggregator's tensors."""
+        """Names of this aggregator's tensors, in forward order."""
 
     @_builtins.property
     def global_importance(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Squared change of each of them, in the same order."""
+        """Squared change of each tensor from the version before, in the order of tensors."""
 
     @_builtins.property
     def num_clients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Clients that trained each of them, in the same order."""
+        """Number of clients that trained each tensor, in the order of tensors."""
 
     def __init__(
         self,
@@ -494,7 +494,7 @@ Global___CommitRoundResponse: _TypeAlias = CommitRoundResponse  # noqa: Y015
 
 @_typing.final
 class KeepVersionRequest(_message.Message):
-    """A version to keep."""
+    """Which version to keep."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -502,11 +502,11 @@ class KeepVersionRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Run whose model it is."""
     version: _builtins.int
-    """The version."""
+    """Version to keep, which must still exist."""
     label: _builtins.str
-    """Under which name: "best" replaces the version kept as best before."""
+    """Label of the version, such as "best". It moves here from the version that had it, which may then be deleted."""
     def __init__(
         self,
         *,
@@ -524,7 +524,7 @@ Global___KeepVersionRequest: _TypeAlias = KeepVersionRequest  # noqa: Y015
 
 @_typing.final
 class KeepVersionResponse(_message.Message):
-    """It is kept."""
+    """The version is kept. Carries nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

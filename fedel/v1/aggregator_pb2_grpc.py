@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AggregatorServiceStub:
-    """Keeps the model and folds updates into the next one.
+    """Keeps the model of each run, receives the clients' updates, and folds them into the next version.
     """
 
     def __init__(self, channel):
@@ -68,46 +68,46 @@ class AggregatorServiceStub:
 
 
 class AggregatorServiceServicer:
-    """Keeps the model and folds updates into the next one.
+    """Keeps the model of each run, receives the clients' updates, and folds them into the next version.
     """
 
     def CreateModel(self, request_iterator, context):
-        """Bring a run's first model. Creating the same run with the same content again does nothing.
+        """Start a run with its first model. Repeated with the same content, it does nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Receive a version of the model, or only what changed since a version the caller holds.
+        """Download a version of the model, or only what changed since a version that the caller holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutUpdate(self, request_iterator, context):
-        """Send one client's update of one round: header up, permit down, chunks up and half-close, receipt down.
+        """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SealRound(self, request, context):
-        """Take no further update of a round, and tell which are in.
+        """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitRound(self, request, context):
-        """Make the next model of the named clients' updates. Doing it again gives the same answer.
+        """Make the next version from the named clients' updates. Repeated, it gives the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def KeepVersion(self, request, context):
-        """Keep a version that would be deleted otherwise.
+        """Keep a version that would otherwise be deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +155,7 @@ def add_AggregatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AggregatorService:
-    """Keeps the model and folds updates into the next one.
+    """Keeps the model of each run, receives the clients' updates, and folds them into the next version.
     """
 
     @staticmethod

@@ -27,45 +27,45 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AggregatorServiceStub:
-    """Keeps the model and folds updates into the next one."""
+    """Keeps the model of each run, receives the clients' updates, and folds them into the next version."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AggregatorServiceAsyncStub: ...
     CreateModel: _grpc.StreamUnaryMultiCallable[_aggregator_pb2.CreateModelRequest, _aggregator_pb2.CreateModelResponse]
-    """Bring a run's first model. Creating the same run with the same content again does nothing."""
+    """Start a run with its first model. Repeated with the same content, it does nothing."""
     GetModel: _grpc.UnaryStreamMultiCallable[_aggregator_pb2.GetModelRequest, _aggregator_pb2.GetModelResponse]
-    """Receive a version of the model, or only what changed since a version the caller holds."""
+    """Download a version of the model, or only what changed since a version that the caller holds."""
     PutUpdate: _grpc.StreamStreamMultiCallable[_aggregator_pb2.PutUpdateRequest, _aggregator_pb2.PutUpdateResponse]
-    """Send one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
+    """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
     SealRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]
-    """Take no further update of a round, and tell which are in."""
+    """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer."""
     CommitRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.CommitRoundRequest, _aggregator_pb2.CommitRoundResponse]
-    """Make the next model of the named clients' updates. Doing it again gives the same answer."""
+    """Make the next version from the named clients' updates. Repeated, it gives the same answer."""
     KeepVersion: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.KeepVersionRequest, _aggregator_pb2.KeepVersionResponse]
-    """Keep a version that would be deleted otherwise."""
+    """Keep a version that would otherwise be deleted."""
 
 @_typing.type_check_only
 class AggregatorServiceAsyncStub(AggregatorServiceStub):
-    """Keeps the model and folds updates into the next one."""
+    """Keeps the model of each run, receives the clients' updates, and folds them into the next version."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateModel: _aio.StreamUnaryMultiCallable[_aggregator_pb2.CreateModelRequest, _aggregator_pb2.CreateModelResponse]  # type: ignore[assignment]
-    """Bring a run's first model. Creating the same run with the same content again does nothing."""
+    """Start a run with its first model. Repeated with the same content, it does nothing."""
     GetModel: _aio.UnaryStreamMultiCallable[_aggregator_pb2.GetModelRequest, _aggregator_pb2.GetModelResponse]  # type: ignore[assignment]
-    """Receive a version of the model, or only what changed since a version the caller holds."""
+    """Download a version of the model, or only what changed since a version that the caller holds."""
     PutUpdate: _aio.StreamStreamMultiCallable[_aggregator_pb2.PutUpdateRequest, _aggregator_pb2.PutUpdateResponse]  # type: ignore[assignment]
-    """Send one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
+    """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
     SealRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]  # type: ignore[assignment]
-    """Take no further update of a round, and tell which are in."""
+    """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer."""
     CommitRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.CommitRoundRequest, _aggregator_pb2.CommitRoundResponse]  # type: ignore[assignment]
-    """Make the next model of the named clients' updates. Doing it again gives the same answer."""
+    """Make the next version from the named clients' updates. Repeated, it gives the same answer."""
     KeepVersion: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.KeepVersionRequest, _aggregator_pb2.KeepVersionResponse]  # type: ignore[assignment]
-    """Keep a version that would be deleted otherwise."""
+    """Keep a version that would otherwise be deleted."""
 
 class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Keeps the model and folds updates into the next one."""
+    """Keeps the model of each run, receives the clients' updates, and folds them into the next version."""
 
     @_abc_1.abstractmethod
     def CreateModel(
@@ -73,7 +73,7 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_aggregator_pb2.CreateModelRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.CreateModelResponse, _abc.Awaitable[_aggregator_pb2.CreateModelResponse]]:
-        """Bring a run's first model. Creating the same run with the same content again does nothing."""
+        """Start a run with its first model. Repeated with the same content, it does nothing."""
 
     @_abc_1.abstractmethod
     def GetModel(
@@ -81,7 +81,7 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _aggregator_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_aggregator_pb2.GetModelResponse], _abc.AsyncIterator[_aggregator_pb2.GetModelResponse]]:
-        """Receive a version of the model, or only what changed since a version the caller holds."""
+        """Download a version of the model, or only what changed since a version that the caller holds."""
 
     @_abc_1.abstractmethod
     def PutUpdate(
@@ -89,7 +89,7 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_aggregator_pb2.PutUpdateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_aggregator_pb2.PutUpdateResponse], _abc.AsyncIterator[_aggregator_pb2.PutUpdateResponse]]:
-        """Send one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
+        """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
 
     @_abc_1.abstractmethod
     def SealRound(
@@ -97,7 +97,7 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _aggregator_pb2.SealRoundRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.SealRoundResponse, _abc.Awaitable[_aggregator_pb2.SealRoundResponse]]:
-        """Take no further update of a round, and tell which are in."""
+        """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer."""
 
     @_abc_1.abstractmethod
     def CommitRound(
@@ -105,7 +105,7 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _aggregator_pb2.CommitRoundRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.CommitRoundResponse, _abc.Awaitable[_aggregator_pb2.CommitRoundResponse]]:
-        """Make the next model of the named clients' updates. Doing it again gives the same answer."""
+        """Make the next version from the named clients' updates. Repeated, it gives the same answer."""
 
     @_abc_1.abstractmethod
     def KeepVersion(
@@ -113,6 +113,6 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _aggregator_pb2.KeepVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.KeepVersionResponse, _abc.Awaitable[_aggregator_pb2.KeepVersionResponse]]:
-        """Keep a version that would be deleted otherwise."""
+        """Keep a version that would otherwise be deleted."""
 
 def add_AggregatorServiceServicer_to_server(servicer: AggregatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,17 +26,17 @@ class _Dtype:
 class _DtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dtype.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DTYPE_UNSPECIFIED: _Dtype.ValueType  # 0
-    """Not said: refused."""
+    """Not set; refused."""
     DTYPE_FLOAT32: _Dtype.ValueType  # 1
-    """IEEE 754, 32 bits."""
+    """IEEE 754 single precision, 32 bits."""
 
 class Dtype(_Dtype, metaclass=_DtypeEnumTypeWrapper):
     """How the numbers of a tensor are stored; always little-endian."""
 
 DTYPE_UNSPECIFIED: Dtype.ValueType  # 0
-"""Not said: refused."""
+"""Not set; refused."""
 DTYPE_FLOAT32: Dtype.ValueType  # 1
-"""IEEE 754, 32 bits."""
+"""IEEE 754 single precision, 32 bits."""
 Global___Dtype: _TypeAlias = Dtype  # noqa: Y015
 
 class _TensorRole:
@@ -46,34 +46,34 @@ class _TensorRole:
 class _TensorRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TensorRole.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TENSOR_ROLE_UNSPECIFIED: _TensorRole.ValueType  # 0
-    """Not said: refused."""
+    """Not set; read as WEIGHT."""
     TENSOR_ROLE_WEIGHT: _TensorRole.ValueType  # 1
-    """Trainable, chosen (or not) by a strategy."""
+    """Trainable; a strategy selects it or not."""
     TENSOR_ROLE_EXIT: _TensorRole.ValueType  # 2
     """Part of the early exit after its block."""
     TENSOR_ROLE_BUFFER: _TensorRole.ValueType  # 3
-    """Moved by training but not trained: batch-norm statistics."""
+    """Changed by training but not trained, such as batch-norm statistics."""
     TENSOR_ROLE_FROZEN: _TensorRole.ValueType  # 4
     """Never changes."""
 
 class TensorRole(_TensorRole, metaclass=_TensorRoleEnumTypeWrapper):
-    """What a tensor is to the training."""
+    """The role of a tensor in training."""
 
 TENSOR_ROLE_UNSPECIFIED: TensorRole.ValueType  # 0
-"""Not said: refused."""
+"""Not set; read as WEIGHT."""
 TENSOR_ROLE_WEIGHT: TensorRole.ValueType  # 1
-"""Trainable, chosen (or not) by a strategy."""
+"""Trainable; a strategy selects it or not."""
 TENSOR_ROLE_EXIT: TensorRole.ValueType  # 2
 """Part of the early exit after its block."""
 TENSOR_ROLE_BUFFER: TensorRole.ValueType  # 3
-"""Moved by training but not trained: batch-norm statistics."""
+"""Changed by training but not trained, such as batch-norm statistics."""
 TENSOR_ROLE_FROZEN: TensorRole.ValueType  # 4
 """Never changes."""
 Global___TensorRole: _TypeAlias = TensorRole  # noqa: Y015
 
 @_typing.final
 class AxisIndex(_message.Message):
-    """The part of a tensor along one axis: a list of indices."""
+    """Part of a tensor along one axis."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -97,7 +97,7 @@ Global___AxisIndex: _TypeAlias = AxisIndex  # noqa: Y015
 
 @_typing.final
 class Where(_message.Message):
-    """The part of a tensor that values are given for. Without any field set, the whole tensor."""
+    """The part of a tensor that the values cover: the whole tensor, unless one of the fields is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -105,16 +105,16 @@ class Where(_message.Message):
     GRID_FIELD_NUMBER: _builtins.int
     BITMAP_FIELD_NUMBER: _builtins.int
     bitmap: _builtins.bool
-    """The payload starts with one bit for each entry of the tensor, row by row, most significant bit first,
-    padded to whole bytes; then come the values of the entries whose bit is set (FIARSE).
+    """The tensor's bytes start with one bit per entry of the tensor, row by row, most significant bit first, padded
+    to whole bytes; the values of the entries whose bit is set follow (FIARSE).
     """
     @_builtins.property
     def prefix(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The first so many entries of each axis (HeteroFL's narrow layers)."""
+        """Length of the leading part of each axis (HeteroFL's narrow layers)."""
 
     @_builtins.property
     def grid(self) -> _containers.RepeatedCompositeFieldContainer[Global___AxisIndex]:
-        """One list of indices an axis; the values form the grid of all combinations."""
+        """One list of indices per axis; the values form the grid of all combinations."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ Global___Where: _TypeAlias = Where  # noqa: Y015
 
 @_typing.final
 class TensorManifest(_message.Message):
-    """One tensor of a payload: a payload is the bytes of its tensors, one after the other, in manifest order."""
+    """Describes one tensor of a payload. A payload is the bytes of its tensors, one after the other, in manifest order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -146,18 +146,18 @@ class TensorManifest(_message.Message):
     name: _builtins.str
     """Name of the tensor in the model."""
     dtype: Global___Dtype.ValueType
-    """How the numbers are stored."""
+    """How its values are stored."""
     num_bytes: _builtins.int
     """Bytes of this tensor in the payload, bitmap included."""
     crc32: _builtins.int
-    """CRC-32 of those bytes."""
+    """CRC-32 of the tensor's bytes in the payload."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Shape of the values that travel (one axis where a bitmap says which)."""
+        """Shape of the values in the payload; with a bitmap, a single axis."""
 
     @_builtins.property
     def where(self) -> Global___Where:
-        """The part of the tensor that the values cover."""
+        """Which part of the tensor the values cover."""
 
     def __init__(
         self,
@@ -179,16 +179,16 @@ Global___TensorManifest: _TypeAlias = TensorManifest  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
-    """A piece of a payload."""
+    """A piece of a payload. Pieces need not end where tensors do."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """Where in the payload the piece begins."""
+    """Where the piece begins, in bytes from the start of the payload."""
     data: _builtins.bytes
-    """The piece: 256 KiB to 1 MiB."""
+    """Bytes of the piece: 256 KiB to 1 MiB, the last one may be shorter."""
     def __init__(
         self,
         *,
@@ -205,7 +205,7 @@ Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
 class TensorSpec(_message.Message):
-    """Name, place and shape of one tensor of a model."""
+    """One tensor of a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -215,16 +215,16 @@ class TensorSpec(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name, unique in the model."""
+    """Name of the tensor, unique in the model."""
     block: _builtins.int
     """Block it belongs to, counted from 1 at the input."""
     role: Global___TensorRole.ValueType
-    """What it is to the training."""
+    """Its role in training."""
     dtype: Global___Dtype.ValueType
-    """How its numbers are stored."""
+    """How its values are stored."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Full shape."""
+        """Shape of the whole tensor."""
 
     def __init__(
         self,
@@ -255,9 +255,9 @@ class ModelSpec(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     EXIT_EACH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the model, for people."""
+    """Name of the model, for people to read."""
     exit_each: _builtins.bool
-    """Each block trains through its own exit, on a frozen trunk."""
+    """Whether each block is trained through its own exit, while the trunk stays frozen."""
     @_builtins.property
     def block_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Name of each block, input first."""
@@ -268,7 +268,7 @@ class ModelSpec(_message.Message):
 
     @_builtins.property
     def stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks after which the resolution changes: the depths that DepthFL cuts at."""
+        """Blocks after which the resolution changes, where DepthFL cuts the model."""
 
     def __init__(
         self,

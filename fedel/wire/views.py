@@ -1,6 +1,9 @@
-"""Chunks read out of an upload's messages without copying them, and put into a download's with one copy.
+"""Chunks read from an upload's messages without a copy, and put into a download's messages with one copy.
 
-Protobuf would make two of each.
+Protobuf copies twice in each direction. Measured with chunks of 512 KiB, it takes 30 times the CPU to read a
+chunk and 12 times the CPU to make one. With it the whole aggregator takes about 1.2 times the CPU in
+``benchmarks/aggregator_load.py`` (2.65 instead of 2.25 times the bare server; each client downloads and uploads a
+whole VGG16); its memory is the same.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ _OFFSET_TAG, _DATA_TAG = 0x08, 0x12
 
 
 class ChunkView(NamedTuple):
-    """What a ``fedel.v1.Chunk`` holds."""
+    """The fields of a ``fedel.v1.Chunk``."""
 
     offset: int
     data: memoryview
 
 
 class UploadPiece(NamedTuple):
-    """What a ``PutUpdateRequest`` with a chunk holds."""
+    """The fields of a ``PutUpdateRequest`` with a chunk."""
 
     chunk: ChunkView
 
@@ -35,7 +38,7 @@ def upload_message(message: bytes) -> PutUpdateRequest | UploadPiece:
 
 
 def _piece(message: bytes) -> UploadPiece | None:
-    """``None`` unless it is one chunk with its fields in order, as every known writer puts them."""
+    """``None`` unless it is one chunk with its fields in order, as every known writer writes them."""
     try:
         if message[0] != _CHUNK_TAG:
             return None
@@ -56,7 +59,7 @@ def _piece(message: bytes) -> UploadPiece | None:
 
 
 def _number(message: bytes, position: int) -> tuple[int, int]:
-    """A number in protobuf's variable length, and where it ends."""
+    """Read a number of variable length, as protobuf writes it; returns it and where it ends."""
     value = shift = 0
     while True:
         byte = message[position]
@@ -68,18 +71,18 @@ def _number(message: bytes, position: int) -> tuple[int, int]:
 
 
 def model_piece(offset: int, data: bytes) -> bytes:
-    """A ``GetModelResponse`` with this chunk, as it is sent."""
+    """A ``GetModelResponse`` with this chunk, serialised."""
     start = bytes((_OFFSET_TAG, *_digits(offset), _DATA_TAG, *_digits(len(data))))
     return b"".join((bytes((_CHUNK_TAG, *_digits(len(start) + len(data)))), start, data))
 
 
 def model_message(message: GetModelResponse | bytes) -> bytes:
-    """Any message of a download; a chunk is ready already."""
+    """Serialise any message of a download; a chunk is serialised already."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def _digits(value: int) -> Iterator[int]:
-    """A number in protobuf's variable length."""
+    """A number as protobuf writes it, in variable length."""
     while value > 0x7F:
         yield value & 0x7F | 0x80
         value >>= 7

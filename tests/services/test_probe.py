@@ -1,4 +1,4 @@
-"""Probes ask without a certificate, and hear nothing but health."""
+"""Probes need no certificate, and get only the health of a service."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def settings(tmp_path: Path, free: str) -> AggregatorConfig:
     )
 
 
-def test_a_service_behind_tls_is_ready_while_it_runs(settings: AggregatorConfig, capsys) -> None:
-    async def asked() -> tuple[int, bool]:
+def test_ready_while_it_runs(settings: AggregatorConfig, capsys) -> None:
+    async def scenario() -> tuple[int, bool]:
         async with serve(settings) as (address, _):
             return await asyncio.to_thread(probe.main, [settings.health]), await asyncio.to_thread(
-                probe.ready, address
+                probe.is_ready, address
             )
 
-    assert (0, False) == asyncio.run(asked())
+    assert (0, False) == asyncio.run(scenario())
     assert 1 == probe.main([settings.health])
     assert f"no service is ready at {settings.health}" in capsys.readouterr().err
 
 
-def test_nothing_else_is_answered_there(settings: AggregatorConfig) -> None:
-    async def asked() -> grpc.StatusCode:
+def test_only_health_is_served(settings: AggregatorConfig) -> None:
+    async def scenario() -> grpc.StatusCode:
         async with serve(settings), grpc.aio.insecure_channel(settings.health) as channel:
             stub = aggregator_pb2_grpc.AggregatorServiceStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.SealRound(aggregator_pb2.SealRoundRequest(run="x"))
             return refused.value.code()
 
-    assert grpc.StatusCode.UNIMPLEMENTED == asyncio.run(asked())
+    assert grpc.StatusCode.UNIMPLEMENTED == asyncio.run(scenario())
 
 
-def test_a_port_in_use_is_told(settings: AggregatorConfig) -> None:
+def test_port_in_use(settings: AggregatorConfig) -> None:
     async def start() -> None:
         async with serve(settings):
             pass

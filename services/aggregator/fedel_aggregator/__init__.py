@@ -1,1 +1,1 @@
-"""Keeps the model, takes masked updates, and folds them into the next version."""
+"""Keeps the model, receives masked updates, and folds them into the next version."""

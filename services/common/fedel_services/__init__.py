@@ -1,1 +1,1 @@
-"""The servers: coordinator and aggregator. No torch in here."""
+"""What the coordinator and the aggregator share: starting, listening, access, errors, metrics."""

@@ -1,4 +1,4 @@
-"""Who may call: each call's certificate is looked at, and its role held against the table of rules."""
+"""Who may call: the certificate of every call is checked, and its role looked up in the table of rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedel_services.handlers import Behaviour, behaviour_of, with_behaviour
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 5.0
-"""A stream whose certificate expires or is revoked meanwhile is ended within this time."""
+"""A stream whose certificate expires or is revoked is ended within this time."""
 _STATUS = {
     "certificate": grpc.StatusCode.UNAUTHENTICATED,
     "expired": grpc.StatusCode.UNAUTHENTICATED,
@@ -36,7 +36,7 @@ _STATUS = {
 
 
 class Gatekeeper:
-    """Ends calls that are not let in: with a status, a line in the log, and a count."""
+    """Ends calls that are not allowed, with a status, a line in the log, and a count."""
 
     def __init__(self, registry: CollectorRegistry, own: Watched | None) -> None:
         self._metrics = AccessMetrics(registry)
@@ -57,7 +57,7 @@ class Caller:
 
 
 _CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""Of the call that is being answered; nobody where plain text is spoken."""
+"""The caller of the current call; ``None`` on a connection in plain text."""
 
 
 def caller() -> Caller | None:
@@ -65,15 +65,15 @@ def caller() -> Caller | None:
 
 
 async def require_client(context: Any, client: str) -> None:
-    """Refuse a call that speaks for another client than its certificate does."""
-    now = caller()
-    if now is not None and now.facts.identity.name != client:
-        message = f"the certificate is that of {now.facts.identity}, which cannot speak for '{client}'"
-        await now.keeper.refuse(context, "client", message, client=client)
+    """Refuse a call in the name of another client than the certificate's."""
+    known = caller()
+    if known is not None and known.facts.identity.name != client:
+        message = f"the certificate belongs to {known.facts.identity}, which cannot speak for '{client}'"
+        await known.keeper.refuse(context, "client", message, client=client)
 
 
 class Guard(aio.ServerInterceptor):
-    """Stands before every call; that the authority signed the certificate, the handshake has checked."""
+    """Checks every call before it is answered; the handshake has verified who signed the certificate."""
 
     def __init__(self, keeper: Gatekeeper, revocations: Revocations) -> None:
         self._keeper = keeper
@@ -112,24 +112,25 @@ class Guard(aio.ServerInterceptor):
         return answer
 
     async def _admit(self, context: Any, method: str) -> Facts:
-        """What the caller's certificate says, if the caller may make this call."""
+        """The facts of the caller's certificate; refused if the caller may not make this call."""
         pem = context.auth_context().get("x509_pem_cert")
         try:
             facts = facts_of_pem(pem[0]) if pem else None
         except CertificateError as error:
             await self._keeper.refuse(context, "certificate", str(error), method=method)
         if facts is None:
-            await self._keeper.refuse(context, "certificate", "the caller shows no certificate", method=method)
+            message = "the caller has no certificate: enrol it first"
+            await self._keeper.refuse(context, "certificate", message, method=method)
         await self._check(facts, context, method)
         identity = facts.identity
         if identity.role not in RULES.get(method, ()):
-            message = f"{identity} may not call {method.rpartition('/')[2]}: no {identity.role} may"
+            message = f"{identity} may not call {method.rpartition('/')[2]}: its role does not allow it"
             await self._keeper.refuse(context, "role", message, method=method, client=identity.name)
         _CALLER.set(Caller(facts, self._keeper))
         return facts
 
     async def _check(self, facts: Facts, context: Any, method: str) -> None:
-        """Whether a certificate is still good."""
+        """Refuse a certificate that has expired or was revoked."""
         about = {"method": method, "client": facts.identity.name}
         if facts.serial in self._revocations:
             message = f"the certificate of {facts.identity} is revoked: ask the operator for a new token"

@@ -1,4 +1,4 @@
-"""gRPC health that also tells the server's time, so that a device can compare its clock."""
+"""gRPC health that also sends the server's time, so that a device can compare its clock."""
 
 from __future__ import annotations
 

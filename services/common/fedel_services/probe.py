@@ -9,12 +9,12 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 ADDRESS = "127.0.0.1:7079"
-"""Where ``health`` of a service in a container says."""
+"""The address of ``health`` in our container images."""
 SECONDS = 2.0
 
 
-def ready(address: str, seconds: float = SECONDS) -> bool:
-    """Whether the service at this address answers that it serves."""
+def is_ready(address: str, seconds: float = SECONDS) -> bool:
+    """Whether the service at this address says that it is serving."""
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -26,9 +26,9 @@ def ready(address: str, seconds: float = SECONDS) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     address = arguments[0] if arguments else ADDRESS
-    if ready(address):
+    if is_ready(address):
         return 0
-    print(f"no service is ready at {address}", file=sys.stderr)
+    print(f"no service is ready at {address}: see its log", file=sys.stderr)
     return 1
 
 

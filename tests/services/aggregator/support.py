@@ -15,7 +15,9 @@ from fedel.strategies import build
 from fedel.types import ModelSpec, Patch, Report, Role, TensorSpec, Update, Window
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
+from fedel.v1.model_pb2 import Chunk
 from fedel.wire.channel import connect
+from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import pack
 from fedel.wire.streams import model_header, push_model, push_update, reason_of
 
@@ -70,6 +72,13 @@ def make_update(client, round_num=0, names=None, seed=0, num_samples=None):
     return Update(patches, report)
 
 
+def header_of(update, run="run"):
+    payload = pack(update.patches)
+    return pb.UpdateHeader(
+        run=run, report=report_to_pb(update.report), tensors=payload.manifest, digest=payload.digest
+    )
+
+
 def fold_directly(updates, model, strategy=FEDAVG, state=None, spec=SPEC):
     fold = RoundFold(build(strategy), spec)
     for update in updates:
@@ -110,6 +119,20 @@ async def create(stub, model=None, strategy=FEDAVG, run="run", **options):
 
 async def send(stub, update, run="run"):
     return await push_update(stub, run, update.report, pack(update.patches))
+
+
+async def begin(stub, update, num_bytes):
+    """Send a part of an update and leave the stream open."""
+    call = stub.PutUpdate()
+    await call.write(pb.PutUpdateRequest(header=header_of(update)))
+    permit = (await call.read()).permit
+    sent = 0
+    for chunk in pack(update.patches).chunks(permit.offset):
+        data = chunk.data[: num_bytes - sent]
+        if data:
+            await call.write(pb.PutUpdateRequest(chunk=Chunk(offset=chunk.offset, data=data)))
+        sent += len(data)
+    return call
 
 
 async def close(stub, round_num, clients=None, run="run"):

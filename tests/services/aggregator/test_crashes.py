@@ -107,7 +107,7 @@ POINTS = [
     ids=[point[3] for point in POINTS],
 )
 @asynchronous
-async def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path, place, when, countdown):
+async def test_same_bits_after_kill(tmp_path, place, when, countdown):
     updates = [make_update(client) for client in "ab"]
     async with process(tmp_path, place, when, countdown) as (stub, server):
         async with that_dies():
@@ -128,7 +128,7 @@ async def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path, pla
 
 
 @asynchronous
-async def test_after_a_kill_nothing_acknowledged_is_sent_again_and_the_rest_goes_on(tmp_path):
+async def test_kill_loses_no_received_bytes(tmp_path):
     first, second = make_update("a"), make_update("b")
     size = pack(first.patches).num_bytes
     async with process(tmp_path, "append", "after", 10) as (stub, _):
@@ -142,7 +142,7 @@ async def test_after_a_kill_nothing_acknowledged_is_sent_again_and_the_rest_goes
 
 
 @asynchronous
-async def test_a_sealed_round_stays_sealed_after_a_kill(tmp_path):
+async def test_seal_survives_kill(tmp_path):
     async with process(tmp_path, "publish", "before", 2) as (stub, _):
         await create(stub)
         await send(stub, make_update("a"))
@@ -154,7 +154,7 @@ async def test_a_sealed_round_stays_sealed_after_a_kill(tmp_path):
 
 
 @asynchronous
-async def test_a_damaged_acknowledged_update_stops_the_start_and_says_which_file(tmp_path):
+async def test_damaged_update_stops_the_start(tmp_path):
     async with process(tmp_path) as (stub, _):
         await create(stub)
         await send(stub, make_update("a"))
@@ -173,7 +173,7 @@ async def test_a_damaged_acknowledged_update_stops_the_start_and_says_which_file
 
 
 @asynchronous
-async def test_a_wrong_setting_ends_with_its_exit_code_and_a_hint(tmp_path):
+async def test_wrong_setting_gives_a_hint(tmp_path):
     server = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "fedel_aggregator", "--set", "max_upload=3"),

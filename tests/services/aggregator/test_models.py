@@ -29,7 +29,7 @@ from tests.services.aggregator.support import (
 
 
 @asynchronous
-async def test_a_first_model_comes_back_to_the_bit(tmp_path):
+async def test_first_model_comes_back_exactly(tmp_path):
     model = first_model()
     async with aggregator(tmp_path) as (stub, servicer):
         assert 0 == await create(stub, model)
@@ -40,7 +40,7 @@ async def test_a_first_model_comes_back_to_the_bit(tmp_path):
 
 
 @asynchronous
-async def test_creating_a_run_again_does_nothing_and_with_another_model_is_refused(tmp_path):
+async def test_create_again(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
         await send(stub, make_update("a"))
@@ -51,13 +51,16 @@ async def test_creating_a_run_again_does_nothing_and_with_another_model_is_refus
 
 
 @asynchronous
-async def test_a_first_model_that_makes_no_sense_leaves_no_run(tmp_path):
+async def test_wrong_first_model_leaves_no_run(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         broken = first_model()
         broken["three.weight"][3] = np.nan
         assert ("INVALID_ARGUMENT", "not_finite") == await refusal(create(stub, broken))
         assert ("INVALID_ARGUMENT", "header") == await refusal(create(stub, strategy={"name": "fedex"}))
         assert ("INVALID_ARGUMENT", "header") == await refusal(create(stub, late="perhaps"))
+        no_json = model_header("run", FEDAVG, SPEC)
+        no_json.strategy_json = "{"
+        assert ("INVALID_ARGUMENT", "header") == await refusal(push_model(stub, no_json, first_model()))
         assert ("INVALID_ARGUMENT", "header") == await refusal(create(stub, run=""))
         alien = push_model(stub, model_header("run", FEDAVG, SPEC), {"alien": np.zeros(3, np.float32)})
         assert ("INVALID_ARGUMENT", "unknown_tensor") == await refusal(alien)
@@ -67,7 +70,7 @@ async def test_a_first_model_that_makes_no_sense_leaves_no_run(tmp_path):
 
 
 @asynchronous
-async def test_a_download_holds_only_what_changed_since_the_version_at_hand(tmp_path):
+async def test_download_of_changed_tensors(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
         await send(stub, make_update("a", 0, {"one.weight", "two.exit"}))
@@ -87,7 +90,7 @@ async def test_a_download_holds_only_what_changed_since_the_version_at_hand(tmp_
 
 
 @asynchronous
-async def test_an_update_that_moves_nothing_is_not_downloaded(tmp_path):
+async def test_unchanged_tensors_are_not_downloaded(tmp_path):
     model = first_model()
     for values in model.values():
         values[np.abs(values) < 2**-14] = 0.5
@@ -102,7 +105,7 @@ async def test_an_update_that_moves_nothing_is_not_downloaded(tmp_path):
 
 
 @asynchronous
-async def test_the_newest_two_the_best_and_every_fourth_version_are_kept(tmp_path):
+async def test_kept_versions(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         await create(stub, keep_every=4)
         for round_num in range(10):
@@ -123,7 +126,7 @@ async def test_the_newest_two_the_best_and_every_fourth_version_are_kept(tmp_pat
 
 
 @asynchronous
-async def test_a_version_is_a_safetensors_file_that_others_can_read(tmp_path):
+async def test_safetensors_library_reads_a_version(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
         await send(stub, make_update("a"))
@@ -134,7 +137,7 @@ async def test_a_version_is_a_safetensors_file_that_others_can_read(tmp_path):
 
 
 @asynchronous
-async def test_the_methods_own_tensors_go_from_round_to_round(tmp_path):
+async def test_strategy_state_persists(tmp_path):
     strategy = {"name": "depthfl", "feddyn_alpha": 0.1, "num_clients": 4}
     model, state = first_model(), {}
     async with aggregator(tmp_path) as (stub, _):
@@ -151,7 +154,7 @@ async def test_the_methods_own_tensors_go_from_round_to_round(tmp_path):
 
 
 @asynchronous
-async def test_health_says_serving_once_runs_are_taken_up(tmp_path):
+async def test_healthy_after_loading(tmp_path):
     config = AggregatorConfig(listen="127.0.0.1:0", data_dir=tmp_path, port_file=tmp_path / "address")
     async with serve(config) as (address, _), connect(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
@@ -162,14 +165,14 @@ async def test_health_says_serving_once_runs_are_taken_up(tmp_path):
 
 
 @asynchronous
-async def test_calls_before_the_runs_are_taken_up_are_told_to_come_again(tmp_path):
+async def test_unavailable_while_loading(tmp_path):
     async with aggregator(tmp_path) as (stub, servicer):
         servicer._loaded = False
         assert ("UNAVAILABLE", "starting") == await refusal(fetch_model(stub, "run"))
 
 
 @asynchronous
-async def test_a_second_aggregator_over_the_same_folder_does_not_start(tmp_path):
+async def test_data_dir_in_use(tmp_path):
     async with aggregator(tmp_path):
         with pytest.raises(ServiceError, match="another aggregator uses this data_dir"):
             async with aggregator(tmp_path):
@@ -177,7 +180,7 @@ async def test_a_second_aggregator_over_the_same_folder_does_not_start(tmp_path)
 
 
 @asynchronous
-async def test_downloads_wait_for_their_turn(tmp_path):
+async def test_max_downloads(tmp_path):
     async with aggregator(tmp_path, max_downloads=1) as (stub, _):
         await create(stub)
         blocking = stub.GetModel(pb.GetModelRequest(run="run", version=-1, have_version=-1))
@@ -187,7 +190,7 @@ async def test_downloads_wait_for_their_turn(tmp_path):
 
 
 @asynchronous
-async def test_one_address_serves_several_runs_apart(tmp_path):
+async def test_several_runs(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         for run in ("../a", "b"):
             await create(stub, run=run)

@@ -1,4 +1,4 @@
-"""Files of closed rounds that the next round writes over: what was in them never shows."""
+"""Files of closed rounds that later rounds overwrite: their old content never shows."""
 
 import pytest
 from fedel_aggregator import recycled_files
@@ -7,8 +7,6 @@ from fedel_aggregator.recycled_files import RecycledFiles
 
 from fedel.errors import ServiceError
 from fedel.roles.aggregator import Content, Upload
-from fedel.v1 import aggregator_pb2 as pb
-from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model
 from tests.services.aggregator.support import (
@@ -20,16 +18,10 @@ from tests.services.aggregator.support import (
     create,
     first_model,
     fold_directly,
+    header_of,
     make_update,
     send,
 )
-
-
-def header_of(update):
-    payload = pack(update.patches)
-    return pb.UpdateHeader(
-        run="run", report=report_to_pb(update.report), tensors=payload.manifest, digest=payload.digest
-    )
 
 
 def begin(journal, update):
@@ -47,7 +39,7 @@ def put(journal, update, most=None):
 
 
 def closed_round(folder, recycled, names):
-    """A round that is over, whose files are spare now."""
+    """A round that is over, whose files are recycled."""
     journal = Journal(folder / "rounds/000000", recycled)
     for name in names:
         journal.commit(put(journal, make_update(name)))
@@ -55,7 +47,7 @@ def closed_round(folder, recycled, names):
     return Journal(folder / "rounds/000001", recycled)
 
 
-def test_a_spare_file_is_taken_and_holds_only_the_new_update(tmp_path):
+def test_recycled_file_holds_only_the_new_update(tmp_path):
     journal = closed_round(tmp_path, RecycledFiles(tmp_path / "spare"), ["a", "b"])
     inodes = {path.stat().st_ino for path in (tmp_path / "spare").iterdir()}
     assert 2 == len(inodes)
@@ -71,7 +63,7 @@ def test_a_spare_file_is_taken_and_holds_only_the_new_update(tmp_path):
     )
 
 
-def test_an_upload_into_a_spare_file_goes_on_where_it_broke(tmp_path):
+def test_resume_in_a_recycled_file(tmp_path):
     """The file is as long as the whole update from the start, so its size tells nothing."""
     journal = closed_round(tmp_path, RecycledFiles(tmp_path / "spare"), ["a"])
     update = make_update("b")
@@ -84,14 +76,14 @@ def test_an_upload_into_a_spare_file_goes_on_where_it_broke(tmp_path):
     other.close()
 
 
-def test_old_bytes_in_a_spare_file_do_not_pass_for_an_update(tmp_path):
+def test_old_bytes_are_no_update(tmp_path):
     journal = closed_round(tmp_path, RecycledFiles(tmp_path / "spare"), ["a"])
     journal.commit(put(journal, make_update("b"), most=40))
     with pytest.raises(ServiceError, match="damaged"):
         journal.read("b", SPEC)
 
 
-def test_no_more_is_kept_than_there_is_room_for(tmp_path, monkeypatch):
+def test_limits(tmp_path, monkeypatch):
     monkeypatch.setattr(recycled_files, "MAX_FILES", 2)
     pool = RecycledFiles(tmp_path / "spare")
     closed_round(tmp_path, pool, ["a", "b", "c"])
@@ -105,7 +97,7 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path, monkeypatch):
 
 
 @asynchronous
-async def test_rounds_on_used_files_make_the_same_model(tmp_path):
+async def test_rounds_on_recycled_files(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
         model = first_model()

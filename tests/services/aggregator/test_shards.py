@@ -27,7 +27,7 @@ def share(update, names):
 
 @pytest.mark.parametrize("strategy", [{"name": "fedel"}, {"name": "pyramidfl"}, {"name": "fednova"}])
 @asynchronous
-async def test_two_shards_make_the_model_of_one(tmp_path, strategy):
+async def test_two_shards_equal_one(tmp_path, strategy):
     model = first_model()
     # Client b trains nothing that the second shard keeps.
     updates = [make_update("a"), make_update("b", names=SHARDS[0]), make_update("c", names=SHARDS[1])]
@@ -46,7 +46,7 @@ async def test_two_shards_make_the_model_of_one(tmp_path, strategy):
 
 
 @asynchronous
-async def test_an_update_on_one_shard_only_is_left_out_on_both(tmp_path):
+async def test_update_on_one_shard_only(tmp_path):
     model, together = first_model(), {}
     updates = [make_update("a"), make_update("b")]
     arrived = [updates, updates[:1]]
@@ -67,7 +67,7 @@ async def test_an_update_on_one_shard_only_is_left_out_on_both(tmp_path):
 
 
 @asynchronous
-async def test_a_shard_refuses_tensors_that_another_keeps(tmp_path):
+async def test_tensor_of_another_shard(tmp_path):
     model = first_model()
     async with aggregator(tmp_path) as (stub, _):
         header = model_header("run", {"name": "fedavg"}, SPEC)
