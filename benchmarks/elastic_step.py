@@ -27,7 +27,7 @@ from fedel.models.blocks import BlockModel
 from fedel.models.registry import build
 from fedel.training.profiler import profile
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Job, LocalWork, TimingProfile
+from fedel.types import LocalWork, TimingProfile, TrainSpec
 
 _CHANNELS = {"vgg16": 3, "resnet50": 1}
 _NOTHING = TimingProfile("", "", 0, (), ())
@@ -50,7 +50,7 @@ def set_up(args: argparse.Namespace) -> tuple[BlockModel, TorchTrainer, LocalWor
     return model, TorchTrainer(model, data, np.arange(len(data.train)), _NOTHING), work
 
 
-def random_jobs(model: BlockModel, work: LocalWork, number: int) -> list[Job]:
+def random_jobs(model: BlockModel, work: LocalWork, number: int) -> list[TrainSpec]:
     rng = np.random.default_rng(1)
     jobs = []
     for _ in range(number):
@@ -58,7 +58,7 @@ def random_jobs(model: BlockModel, work: LocalWork, number: int) -> list[Job]:
         front = int(rng.integers(end, model.spec.num_blocks + 1))
         names = [t.name for t in model.spec.weights_in(end, front)]
         selected = frozenset(rng.choice(names, rng.integers(1, len(names) + 1), replace=False).tolist())
-        jobs.append(Job(work, work.num_steps, 0, selected, (front,), end))
+        jobs.append(TrainSpec(work, work.num_steps, 0, selected, (front,), end))
     return jobs
 
 
@@ -104,9 +104,9 @@ def windows_of(model: BlockModel) -> dict[str, tuple[int, int]]:
     }
 
 
-def window_job(model: BlockModel, work: LocalWork, end: int, front: int) -> Job:
+def window_job(model: BlockModel, work: LocalWork, end: int, front: int) -> TrainSpec:
     selected = frozenset(t.name for t in model.spec.weights_in(end, front))
-    return Job(work, work.num_steps, 0, selected, (front,), end)
+    return TrainSpec(work, work.num_steps, 0, selected, (front,), end)
 
 
 def saving(args: argparse.Namespace) -> None:

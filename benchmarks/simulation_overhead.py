@@ -23,8 +23,7 @@ from fedel.simulation.job import Job
 from fedel.simulation.workers import EvaluationPart, Tally
 from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import WrappedTrainer
-from fedel.types import Job as TrainingJob
-from fedel.types import LocalWork, Tensors, Trained, Trainer, Window
+from fedel.types import LocalWork, Tensors, Trained, Trainer, TrainSpec, Window
 
 
 class Spent:
@@ -41,7 +40,7 @@ class TimedTrainer(WrappedTrainer):
         finally:
             Spent.probe += time.process_time() - begin
 
-    def train(self, model: Tensors, job: TrainingJob) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         begin = time.process_time()
         trained = super().train(model, job)
         Spent.steps += trained.seconds

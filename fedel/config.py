@@ -20,17 +20,22 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 T = TypeVar("T")
+MAX_LISTED = 20
+"""Words that a hint lists; a model has hundreds of tensors."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown word: the closest known one, or all of them.
+    """A hint for an unknown word: the closest known one, or those that there are.
 
     >>> nearest("momentun", ["lr", "momentum"])
     "did you mean 'momentum'?"
     """
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"valid are: {', '.join(known) or 'none'}"
+    by_lower = {name.lower(): name for name in known}
+    if close := difflib.get_close_matches(word.lower(), by_lower, n=1):
+        return f"did you mean '{by_lower[close[0]]}'?"
+    more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
+    return f"valid are: {', '.join(known[:MAX_LISTED]) or 'none'}{more}"
 
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedel.data.check import Health, check
 from fedel.data.files import data_root
-from fedel.data.registry import ENTRIES
+from fedel.data.registry import ENTRIES, entry
 from fedel.data.store import get, is_present
 from fedel.errors import DataError
 
@@ -93,6 +93,9 @@ def _presence(name: str, root: Path) -> str:
 def run_get(args: argparse.Namespace) -> int:
     started = time.monotonic()
     root = data_root(args.root)
+    if (package := entry(args.name).package) and is_present(args.name, root):
+        print(f"{args.name} comes with {package}, which is installed: there is nothing to get")
+        return 0
     if args.source is None and not args.force and is_present(args.name, root):
         print(f"{args.name} is already in {root / args.name} (--force brings it again)")
         return 0

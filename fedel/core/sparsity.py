@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedel.types import Array, ModelSpec, Tensors
+from fedel.types import ModelSpec, Tensors, Value
 
 
 def maskable(spec: ModelSpec) -> tuple[str, ...]:
@@ -46,14 +46,15 @@ def magnitude_threshold(model: Tensors, names: Iterable[str], share: float) -> f
     return float(np.partition(magnitudes, rank)[rank])
 
 
-def gradient_factor(weights: Array, threshold: float) -> Array:
+def gradient_factor(weights: Value, threshold: float) -> Value:
     """By what the gradient of each weight is multiplied: 0 below the threshold, 1.5 at it, 1 far above.
+
+    Operators only, so that it takes torch's tensors as well as numpy's arrays.
 
     >>> gradient_factor(np.array([0.5, -1.0, 3.0]), 1.0).tolist()
     [0.0, 1.5, 1.375]
     """
+    size = abs(weights)
     if threshold == 0:  # nothing is masked, and the formula is 0 / 0 at a weight of 0
-        return np.ones_like(weights)
-    size = np.abs(weights)
-    factor: Array = np.where(size >= threshold, 1 + 2 * size * threshold / (size + threshold) ** 2, 0.0)
-    return factor
+        return size * 0 + 1
+    return (size >= threshold) * (1 + 2 * size * threshold / (size + threshold) ** 2)

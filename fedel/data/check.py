@@ -33,10 +33,14 @@ class Health:
 def check(name: str, root: Path) -> Health:
     """What is there and what is wrong with it; a data set that is not there at all is a DataError."""
     known, folder = entry(name), root / name
-    if not folder.is_dir():
+    if known.package:
+        folder = Path(known.package)
+    elif not folder.is_dir():
         raise DataError(f"{folder}: missing; run {get_command(known)}")
-    manifest = read_manifest(folder)
+    manifest = None if known.package else read_manifest(folder)
     facts: dict[str, Any] = {"name": name, "path": str(folder)}
+    if known.package:
+        facts["source"] = f"comes with {known.package}"
     if manifest is not None:
         facts |= {"source": manifest.source, "remark": manifest.remark, "num_files": len(manifest.files)}
         damaged = [_file_problem(folder / path, recorded) for path, recorded in manifest.files.items()]

@@ -1,32 +1,34 @@
-"""One way in to all data: a known name, or the user's own function ``package.module:function``."""
+"""One way in to all data: a known name, or the user's own function (see ``fedel.plugins``)."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedel import plugins
+from fedel.config import nearest
 from fedel.data.dataset import Dataset, Kind, Split, Transform
 from fedel.data.files import data_root
-from fedel.data.registry import entry
+from fedel.data.registry import ENTRIES
 from fedel.data.store import get_command
 from fedel.data.transforms import Images, Plain, measure
-from fedel.data.vision import digits
 from fedel.errors import DataError
 from fedel.types import Array
+
+GROUP = "fedel.data"
+"""Entry points of installed packages that bring data sets."""
 
 
 def load_data(name: str, root: str | Path | None = None, *, num_train: int = 0, **options: Any) -> Dataset:
     """A data set by name (``fedel data list`` shows them), or what ``package.module:function`` returns.
 
-    ``root`` is the directory of data sets (see ``data_root``). ``num_train`` keeps so many training samples,
-    spread evenly over all of them; 0 keeps all. ``options`` go to the loader or the function.
+    ``root`` is the directory of data sets (see ``data_root``). ``num_train`` is the number of training samples
+    to keep, spread evenly over all of them; 0 keeps all. ``options`` go to the loader or the function.
     """
     data = _load(name, root, options)
     if not 0 <= num_train <= len(data.train):
@@ -35,16 +37,12 @@ def load_data(name: str, root: str | Path | None = None, *, num_train: int = 0, 
 
 
 def _load(name: str, root: str | Path | None, options: Mapping[str, Any]) -> Dataset:
-    if ":" in name:
-        function = _function(name)
+    if name not in ENTRIES:
+        function = plugins.find(name, GROUP, "data set", DataError, ENTRIES)
         _check_options(name, function, options)
         return _own(name, function(**options))
-    if name == "digits":
-        _check_options(name, digits, options)
-        return digits(**options)
-    known = entry(name)
-    folder = data_root(root) / name
-    if not folder.exists():
+    known, folder = ENTRIES[name], data_root(root) / name
+    if not known.package and not folder.exists():
         raise DataError(f"{name} is not in {folder.parent}; run {get_command(known)}")
     _check_options(name, known.load, options)
     return known.load(folder, **options)
@@ -55,25 +53,8 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
     takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     wrong = [key for key in options if key not in accepted]
     if wrong and not takes_any:
-        valid = ", ".join([*(p for p in accepted if p not in ("folder", "path", "name")), "num_train"])
-        raise DataError(f"{name}: unknown option {wrong[0]!r}; valid are: {valid}")
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        function = getattr(import_module(module), attribute)
-    except ImportError as problem:
-        raise DataError(
-            f"{name}: cannot import {module} ({problem}); is it installed or in this directory?"
-        ) from problem
-    except AttributeError as problem:
-        raise DataError(f"{name}: module {module} has no {attribute!r}") from problem
-    if not callable(function):
-        raise DataError(f"{name}: {attribute} is a {type(function).__name__}, expected a function")
-    return function  # type: ignore[no-any-return]
+        valid = [*(p for p in accepted if p not in ("folder", "path", "name")), "num_train"]
+        raise DataError(f"{name}: unknown option {wrong[0]!r}; {nearest(wrong[0], valid)}")
 
 
 def _own(name: str, made: Any) -> Dataset:

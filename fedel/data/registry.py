@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedel.config import nearest
 from fedel.data import convert, speech, text, vision
 from fedel.data.dataset import Dataset
 from fedel.data.fetch import Pack
@@ -36,18 +36,20 @@ class Entry:
     per_class: tuple[int, int] | None = None
     audit: Callable[[Path], list[str]] = lambda _: []
     """Problems of single files that loading does not notice: files with too few samples."""
+    package: str = ""
+    """Python package that the data set comes with: there is nothing to get, and no directory."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """File name -> sha256, for files that must be exactly these if they are there."""
 
     @property
     def source(self) -> str:
-        return " or ".join(p.where for p in self.packs) or f"--from {self.bring}"
+        return self.package or " or ".join(p.where for p in self.packs) or f"--from {self.bring}"
 
     @property
     def registries(self) -> str:
         """Short form of ``source``."""
         names = dict.fromkeys(p.registry for p in self.packs if p.registry != "installed")
-        return " or ".join(names) or "you, --from"
+        return self.package or " or ".join(names) or "you, --from"
 
 
 _FASHION_PINS = {
@@ -66,6 +68,11 @@ _FASHION_PACKS = (
         39_169_564,
     ),
 )
+
+
+def _nothing_to_convert(source: Path, target: Path) -> str:  # noqa: ARG001
+    raise DataError(f"{source}: this data set comes with a Python package; there is nothing to convert")
+
 
 _ENTRIES = (
     Entry(
@@ -87,6 +94,16 @@ _ENTRIES = (
         counts=(50_000, 10_000),
         per_class=(5_000, 1_000),
         audit=vision.audit_cifar10,
+    ),
+    Entry(
+        "digits",
+        "image, 10",
+        "0.1 MB",
+        "CC BY 4.0",
+        vision.digits,
+        _nothing_to_convert,
+        counts=(1_498, 299),
+        package="scikit-learn",
     ),
     Entry(
         "fashion-mnist",
@@ -216,9 +233,7 @@ ENTRIES: Mapping[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 def entry(name: str) -> Entry:
     if name in ENTRIES:
         return ENTRIES[name]
-    near = difflib.get_close_matches(name, ENTRIES, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise DataError(f"data set {name!r} is unknown; {hint}known are {', '.join(ENTRIES)}")
+    raise DataError(f"data set '{name}' is unknown; {nearest(name, ENTRIES)}")
 
 
 def per_class(data: Dataset) -> dict[str, tuple[int, int]]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,23 @@ class Manifest:
 
 
 def is_present(name: str, root: Path) -> bool:
+    if package := entry(name).package:
+        return _is_installed(package)
     return (root / name / MANIFEST).exists()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def get(name: str, root: Path, progress: Progress, source: Path | None = None, force: bool = False) -> Path:
     """Bring a data set to ``root/name``, at once if it is there; an interrupted call leaves no half of one."""
     known, target = entry(name), root / name
+    if known.package:
+        raise DataError(f"{name} comes with {known.package}; run `pip install {known.package}`")
     if source is not None:
         if not source.exists():
             raise DataError(f"{source}: no such file or directory; --from takes {known.bring}")

@@ -105,8 +105,7 @@ def main() -> None:
     from fedel.simulation.workload import fresh_model
     from fedel.training.factory import make_data
     from fedel.training.trainer import TorchTrainer
-    from fedel.types import Job as Training
-    from fedel.types import TimingProfile
+    from fedel.types import TimingProfile, TrainSpec
 
     question = json.load(sys.stdin)
     torch.set_num_threads(1)
@@ -122,7 +121,7 @@ def main() -> None:
         end, front = window or (1, spec.num_blocks)
         work = replace(run.work, num_steps=NUM_STEPS)
         exits = spec.exits_for(end, front)
-        training = Training(work, NUM_STEPS, 0, frozenset(selected), exits, end)
+        training = TrainSpec(work, NUM_STEPS, 0, frozenset(selected), exits, end)
         before = _resident_bytes()
         return trainer.train(start, training).peak_memory_bytes - before + weights
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedel.config import nearest
 from fedel.errors import ModelError
 from fedel.types import Array, ModelSpec, Role, Tensors, TensorSpec, Where
 
@@ -111,11 +111,9 @@ class BlockModel(nn.Module):
         spec, model = self.spec.by_name, self.spec.name
         for name in tensors:
             if name not in spec:
-                near = difflib.get_close_matches(name, spec, 1)
                 raise ModelError(
-                    f"model {model} has no tensor '{name}'"
-                    + (f" (nearest: '{near[0]}')" if near else "")
-                    + "; load weights that were saved from the same model and options"
+                    f"model {model} has no tensor '{name}' ({nearest(name, spec)}); load weights that were"
+                    " saved from the same model and options"
                 )
         for name, t in spec.items():
             if name not in tensors:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import importlib
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from fedel import plugins
 from fedel.errors import ModelError
 from fedel.models.blocks import BlockModel
 from fedel.models.exits import make_exit
@@ -24,43 +21,23 @@ JOINS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
 """Layers that have weights and yet join the block before: a conv and its norm are cut nowhere between."""
 
 
-def find_function(path: str) -> Callable[..., Any]:
-    """The function that ``package.module:function`` names; the working directory is searched last."""
-    module_name, _, function_name = path.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ModelError(
-            f"module '{module_name}' of model '{path}' cannot be imported: {error}; install it, or start fedel"
-            " in (or put on PYTHONPATH) the directory that holds it"
-        ) from error
-    functions: dict[str, Callable[..., Any]] = {
-        name: value for name, value in vars(module).items() if callable(value)
-    }
-    if function_name not in functions:
-        near = difflib.get_close_matches(function_name, functions, 1)
-        raise ModelError(
-            f"module '{module_name}' ({getattr(module, '__file__', 'built in')}) has no function"
-            f" '{function_name}'" + (f"; nearest: '{near[0]}'" if near else "; check the part after ':'")
-        )
-    return functions[function_name]
-
-
-def load_model(path: str, sample_input: Tensor | None = None, **kwargs: Any) -> BlockModel:
+def load_model(path: str, sample_input: Tensor | None = None, **options: Any) -> BlockModel:
     """Call ``package.module:function`` and split what it returns into blocks."""
-    module = find_function(path)(**kwargs)
-    if isinstance(module, BlockModel):
-        return module
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"'{path}' returned a {type(module).__name__}; it must return a torch.nn.Module")
+    return as_model(plugins.load(path, "model", ModelError)(**options), path, sample_input)
+
+
+def as_model(made: Any, name: str, sample_input: Tensor | None) -> BlockModel:
+    """What a model function returned, as a block model; one that is a block model already stays as it is."""
+    if isinstance(made, BlockModel):
+        return made
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"'{name}' returned a {type(made).__name__}; it must return a torch.nn.Module")
     if sample_input is None:
         raise ModelError(
-            f"'{path}' returned a plain module, whose exits need a sample input to be made for; pass"
+            f"'{name}' returned a plain module, whose exits need a sample input to be made for; pass"
             " sample_input, or let the function return as_block_model(module, sample_input)"
         )
-    return as_block_model(module, sample_input, name=path)
+    return as_block_model(made, sample_input, name=name)
 
 
 def as_block_model(

@@ -1,18 +1,19 @@
-"""Models by name: the paper's, a small one, or the user's own ``package.module:function``."""
+"""Models by name: the paper's, a small one, or the user's own (see ``fedel.plugins``)."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from fedel import plugins
+from fedel.config import nearest
 from fedel.errors import ModelError
 from fedel.models.albert import albert
 from fedel.models.blocks import BlockModel
-from fedel.models.custom import find_function, load_model
+from fedel.models.custom import as_model
 from fedel.models.resnet50 import resnet50
 from fedel.models.vgg16 import small_cnn, vgg16
 
@@ -22,6 +23,9 @@ MODELS: dict[str, Callable[..., BlockModel]] = {
     "albert": albert,
     "cnn": small_cnn,
 }
+
+GROUP = "fedel.models"
+"""Entry points of installed packages that bring models."""
 
 
 def build(
@@ -33,37 +37,22 @@ def build(
     ``sample_input`` is a batch of the data, which tells a model of images its ``in_channels`` and from which
     exits of the user's own model are made.
     """
-    function = find_function(name) if ":" in name else _named(name)
+    function = MODELS[name] if name in MODELS else plugins.find(name, GROUP, "model", ModelError, MODELS)
     taken = inspect.signature(function).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     for option in options:
         if option not in taken and not open_ended:
-            near = difflib.get_close_matches(option, taken, 1)
-            raise ModelError(
-                f"model '{name}' has no option '{option}'"
-                + (f"; nearest: '{near[0]}'" if near else f"; it takes {', '.join(taken) or 'none'}")
-            )
+            raise ModelError(f"model '{name}' has no option '{option}'; {nearest(option, taken)}")
     # A language model calls its classes the vocabulary.
     for option in ("num_classes", "vocab_size"):
         if num_classes is not None and option in taken:
             options.setdefault(option, num_classes)
     if sample_input is not None and sample_input.ndim == 4 and "in_channels" in taken:
         options.setdefault("in_channels", sample_input.shape[1])
-    model = load_model(name, sample_input, **options) if ":" in name else function(**options)
+    model = as_model(function(**options), name, sample_input)
     if num_classes is not None and model.num_classes != num_classes:
         raise ModelError(
             f"model '{name}' gives {model.num_classes} classes, but the data has {num_classes};"
             " make its last layer fit the data"
         )
     return model
-
-
-def _named(name: str) -> Callable[..., BlockModel]:
-    if name in MODELS:
-        return MODELS[name]
-    near = difflib.get_close_matches(name.lower(), MODELS, 1)
-    raise ModelError(
-        f"there is no model '{name}'"
-        + (f"; nearest: '{near[0]}'" if near else "")
-        + f"; use one of {', '.join(MODELS)}, or your own as 'package.module:function'"
-    )

@@ -9,6 +9,8 @@ A strategy travels as a table, in a configuration file and on the wire alike::
     [strategy.base]
     name = "fedel"
     beta = 0.6
+
+``name = "package.module:Class"`` is a method of the user's own (see ``docs/own-method.md``).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fedel.config import nearest, parse
+from fedel import plugins
+from fedel.config import parse
 from fedel.errors import ConfigError
 from fedel.strategies.depthfl import DepthFL
 from fedel.strategies.elastictrainer import ElasticTrainer
@@ -47,7 +50,12 @@ METHODS: Mapping[str, type[Any]] = {
     )
 }
 
-__all__ = ["METHODS", "build", "describe", *(method.__name__ for method in METHODS.values())]
+GROUP = "fedel.strategies"
+"""Entry points of installed packages that bring methods."""
+PARTS = ("plan", "fit", "fold", "name", "weighting", "budget_scope", "widths", "exits_to_average")
+"""What makes a class a strategy, as in ``fedel.types.Strategy``."""
+
+__all__ = ["METHODS", "build", "describe", "find", *(method.__name__ for method in METHODS.values())]
 
 
 def build(table: Mapping[str, Any], where: str = "[strategy]") -> Strategy:
@@ -61,13 +69,30 @@ def build(table: Mapping[str, Any], where: str = "[strategy]") -> Strategy:
     fedel.errors.ConfigError: [strategy]: unknown key 'betta'; did you mean 'beta'?
     """
     options = dict(table)
-    name = str(options.pop("name", ""))
-    if name not in METHODS:
-        raise ConfigError(f"{where}: unknown strategy '{name}'; {nearest(name, METHODS)}")
-    wraps = {f.name for f in dataclasses.fields(METHODS[name])} >= {"base"}
+    method = find(str(options.pop("name", "")), where)
+    wraps = "base" in {f.name for f in dataclasses.fields(method)}
     base = build(options.pop("base"), f"{where}.base") if wraps and "base" in options else None
-    strategy: Strategy = parse(METHODS[name], options, where)
+    strategy: Strategy = parse(method, options, where)
     return dataclasses.replace(strategy, base=base) if base is not None else strategy  # type: ignore[type-var]
+
+
+def find(name: str, where: str = "[strategy]") -> type[Any]:
+    """The class of a method: one of FedEL's, or the user's own by its path or entry point."""
+    if name in METHODS:
+        return METHODS[name]
+    method = plugins.find(name, GROUP, f"{where}: strategy", ConfigError, METHODS)
+    if not isinstance(method, type) or not dataclasses.is_dataclass(method):
+        raise ConfigError(
+            f"{where}: '{name}' is not a dataclass; write it as a class under @dataclass(frozen=True), whose "
+            "fields are its options"
+        )
+    has = {*dir(method), *(f.name for f in dataclasses.fields(method))}
+    if missing := [part for part in PARTS if part not in has]:
+        raise ConfigError(
+            f"{where}: '{name}' is not a strategy: {', '.join(missing)} missing; see fedel.types.Strategy, and "
+            "fedel.strategies.base.Method for what most methods have in common"
+        )
+    return method
 
 
 def describe(strategy: Strategy) -> dict[str, Any]:
@@ -76,7 +101,9 @@ def describe(strategy: Strategy) -> dict[str, Any]:
     >>> describe(FedProx(FedEL(beta=0.4)))["base"]["beta"]
     0.4
     """
-    table: dict[str, Any] = {"name": strategy.name}
+    kind = type(strategy)
+    own = METHODS.get(strategy.name) is not kind
+    table: dict[str, Any] = {"name": f"{kind.__module__}:{kind.__qualname__}" if own else strategy.name}
     for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
         value = getattr(strategy, field.name)
         table[field.name] = describe(value) if field.name == "base" else value

@@ -14,7 +14,6 @@ from fedel.types import (
     FREE,
     ClientView,
     Folded,
-    Job,
     LocalWork,
     ModelSpec,
     Patch,
@@ -28,6 +27,7 @@ from fedel.types import (
     TimingProfile,
     Trained,
     Trainer,
+    TrainSpec,
     Update,
     Window,
 )
@@ -61,13 +61,8 @@ def clock_of(strategy: Strategy, default: str = DEVICE_CLOCK) -> str:
 class Method:
     """What most methods say about themselves: no budget, no narrower models, the last exit is tested."""
 
-    @property
-    def budget_scope(self) -> str:
-        return ""
-
-    @property
-    def widths(self) -> tuple[float, ...]:
-        return ()
+    budget_scope: str = ""
+    widths: tuple[float, ...] = ()
 
     def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:  # noqa: ARG002
         return ()
@@ -102,11 +97,11 @@ def order(
     )
 
 
-def job_for(
+def train_spec_for(
     task: Task, trainer: Trainer, selected: Collection[str], window: Window, exits: tuple[int, ...] = ()
-) -> Job:
-    """A job that trains ``selected`` inside ``window``, through the exits that the model trains by."""
-    return Job(
+) -> TrainSpec:
+    """A training of ``selected`` inside ``window``, through the exits that the model trains by."""
+    return TrainSpec(
         work=task.work,
         num_steps=task.work.steps_for(trainer.num_samples),
         seed=task.seed,
@@ -129,7 +124,7 @@ def update_of(
     task: Task,
     model: Tensors,
     trainer: Trainer,
-    job: Job,
+    train_spec: TrainSpec,
     trained: Trained,
     cost: StepCost,
     window: Window | None = None,
@@ -143,7 +138,7 @@ def update_of(
         client=task.client,
         round_num=task.round_num,
         num_samples=trainer.num_samples,
-        num_steps=job.num_steps,
+        num_steps=train_spec.num_steps,
         effective_steps=trained.effective_steps,
         loss=trained.loss,
         loss_square=trained.loss_square,
@@ -155,7 +150,7 @@ def update_of(
         window=window,
         resets=resets,
         rounds_held=rounds_held,
-        selected=tuple(t.name for t in trainer.spec.weights if t.name in job.selected),
+        selected=tuple(t.name for t in trainer.spec.weights if t.name in train_spec.selected),
         over_budget=over_budget,
     )
     return Update(trained.patches, report)
@@ -197,8 +192,8 @@ class WrappedTrainer:
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
         return self._trainer.probe(model, window, work, seed)
 
-    def train(self, model: Tensors, job: Job) -> Trained:
-        return self._trainer.train(model, job)
+    def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
+        return self._trainer.train(model, train_spec)
 
 
 class MeanFold:

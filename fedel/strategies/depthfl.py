@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,9 +21,9 @@ from fedel.strategies.base import (
     Method,
     check_scope,
     draw,
-    job_for,
     one_of,
     order,
+    train_spec_for,
     update_of,
     whole_step,
 )
@@ -31,6 +31,7 @@ from fedel.types import (
     Array,
     Fold,
     Folded,
+    Hook,
     Memory,
     ModelSpec,
     Patch,
@@ -42,7 +43,9 @@ from fedel.types import (
     Tensors,
     TimingProfile,
     Trainer,
+    Training,
     Update,
+    Value,
     Window,
 )
 
@@ -106,18 +109,18 @@ class DepthFL(Method):
         spec, depth = trainer.spec, int(task.settings["depth"])
         exits = exits_of(spec, depth)
         selected = {t.name for t in spec.weights_in(1, depth)}
-        weight = ramp(task.round_num, self.ramp_rounds) if self.distil and len(exits) > 1 else 0.0
-        job = replace(
-            job_for(task, trainer, selected, Window(1, depth), exits),
-            distil=weight,
-            dyn_alpha=self.feddyn_alpha,
-            dyn_drift=memory.tensors if self.feddyn_alpha else {},
-        )
-        trained = trainer.train(model, job)
+        hooks: list[Hook] = []
+        if self.distil and len(exits) > 1:
+            hooks.append(Distillation(ramp(task.round_num, self.ramp_rounds)))
+        if self.feddyn_alpha:
+            hooks.append(FedDyn(self.feddyn_alpha, memory.tensors))
+        train_spec = train_spec_for(task, trainer, selected, Window(1, depth), exits)
+        train_spec = replace(train_spec, hooks=tuple(hooks))
+        trained = trainer.train(model, train_spec)
         cost = prefix_step(spec, trainer.profile, depth)
         in_budget = fits(cost.total(self.budget_scope), task.budget_seconds)
         over = depth == depths(spec)[0] and not in_budget
-        update = update_of(task, model, trainer, job, trained, cost, Window(1, depth), over_budget=over)
+        update = update_of(task, model, trainer, train_spec, trained, cost, Window(1, depth), over_budget=over)
         if self.feddyn_alpha:
             memory = replace(memory, tensors=self._drift(spec, model, memory.tensors, trained.patches))
         return update, memory
@@ -136,6 +139,31 @@ class DepthFL(Method):
             if spec.by_name[name].role is not Role.BUFFER:
                 new[name] = new.get(name, np.float32(0)) - self.feddyn_alpha * (patch.values - model[name])
         return new
+
+
+@dataclass(frozen=True)
+class Distillation(Hook):
+    """Adds to the loss how far each exit is from what the others predict."""
+
+    all_exits: ClassVar[bool] = True
+
+    strength: float
+
+    def loss(self, training: Training, loss: Value, logits: Sequence[Value], targets: Value) -> Value:  # noqa: ARG002
+        return loss + self.strength * mutual_distillation(logits)
+
+
+@dataclass(frozen=True)
+class FedDyn(Hook):
+    """Adds ``alpha (w - w_r) - h_n`` to the gradient (algorithms 6.3)."""
+
+    alpha: float
+    drift: Tensors
+    """h_n of this client."""
+
+    def gradient(self, training: Training, name: str, gradient: Value) -> Value:
+        gradient = gradient.add(training.weights[name] - training.start(name), alpha=self.alpha)
+        return gradient.sub(training.part(name, self.drift[name])) if name in self.drift else gradient
 
 
 class _FedDynFold:
@@ -181,6 +209,21 @@ def prefix_step(spec: ModelSpec, profile: TimingProfile, depth: int) -> StepCost
     """One step of the blocks up to ``depth`` with all their exits."""
     selected = {t.name for t in spec.weights_in(1, depth)}
     return step_cost(profile, selected, exits_of(spec, depth), exit_each=spec.exit_each)
+
+
+def mutual_distillation(logits: Sequence[Value]) -> Value:
+    """Each exit learns from the others' predictions, which are held fixed: the mean over the others of the
+    Kullback-Leibler divergence (temperature 1)."""
+    students = [z.flatten(0, -2).log_softmax(-1) for z in logits]
+    # The reference adds 1e-7 so that the logarithm of a prediction of zero stays finite.
+    teachers = [s.detach().exp() + 1e-7 for s in students]
+    total = 0.0
+    for i, student in enumerate(students):
+        for j, teacher in enumerate(teachers):
+            if i != j:
+                divergence = (teacher.xlogy(teacher) - teacher * student).sum() / len(student)
+                total = total + divergence / (len(logits) - 1)
+    return total
 
 
 def ramp(round_num: int, ramp_rounds: int = 300) -> float:

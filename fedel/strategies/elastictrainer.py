@@ -17,9 +17,9 @@ from fedel.strategies.base import (
     Method,
     check_scope,
     draw,
-    job_for,
     one_of,
     order,
+    train_spec_for,
     update_of,
     whole,
 )
@@ -66,14 +66,14 @@ class ElasticTrainer(Method):
             steps = task.work.steps_for(trainer.num_samples)
             budget = less_probe(budget, probe.total(self.budget_scope), steps)
         selected, in_budget = choose(spec, profile, window, importance, budget, self.budget_scope, self.dp)
-        job = job_for(task, trainer, selected, window)
-        trained = trainer.train(model, job)
+        train_spec = train_spec_for(task, trainer, selected, window)
+        trained = trainer.train(model, train_spec)
         cost = window_cost(spec, profile, selected, window)
         update = update_of(
             task,
             model,
             trainer,
-            job,
+            train_spec,
             trained,
             cost,
             window,

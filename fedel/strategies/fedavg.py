@@ -10,9 +10,9 @@ from fedel.strategies.base import (
     MeanFold,
     Method,
     draw,
-    job_for,
     one_of,
     order,
+    train_spec_for,
     update_of,
     whole,
     whole_step,
@@ -35,10 +35,10 @@ class FedAvg(Method):
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         spec = trainer.spec
-        job = job_for(task, trainer, {t.name for t in spec.weights}, whole(spec))
-        trained = trainer.train(model, job)
+        train_spec = train_spec_for(task, trainer, {t.name for t in spec.weights}, whole(spec))
+        trained = trainer.train(model, train_spec)
         cost = whole_step(spec, trainer.profile)
-        return update_of(task, model, trainer, job, trained, cost), memory
+        return update_of(task, model, trainer, train_spec, trained, cost), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting)

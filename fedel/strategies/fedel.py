@@ -19,9 +19,9 @@ from fedel.strategies.base import (
     Method,
     check_scope,
     draw,
-    job_for,
     one_of,
     order,
+    train_spec_for,
     update_of,
 )
 from fedel.types import (
@@ -89,13 +89,13 @@ class FedEL(Method):
                 steps = task.work.steps_for(trainer.num_samples)
                 budget = less_probe(budget, probe.total(scope), steps)
             selected, in_budget = choose(spec, profile, window, importance, budget, scope, self.dp)  # line 12
-        job = job_for(task, trainer, selected, window)
-        trained = trainer.train(model, job)  # line 13
+        train_spec = train_spec_for(task, trainer, selected, window)
+        trained = trainer.train(model, train_spec)  # line 13
         update = update_of(
             task,
             model,
             trainer,
-            job,
+            train_spec,
             trained,
             window_cost(spec, profile, selected, window),
             window,

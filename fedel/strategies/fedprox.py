@@ -6,12 +6,14 @@ move anyway, so with FedEL the term acts inside the window alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedel.core.steps import effective_steps
 from fedel.strategies.base import WrappedTrainer
 from fedel.strategies.wrapper import Wrapper
-from fedel.types import Job, Memory, Task, Tensors, Trained, Trainer, Update
+from fedel.types import Hook, Memory, Task, Tensors, Trained, Trainer, Training, TrainSpec, Update
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,24 @@ class FedProx(Wrapper):
             raise ValueError(f"mu = {self.mu:g}: the proximal term needs a value of at least 0")
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
-        return self.base.fit(task, model, memory, _Proximal(trainer, self.mu))
+        return self.base.fit(task, model, memory, _PullingTrainer(trainer, self.mu) if self.mu else trainer)
 
 
-class _Proximal(WrappedTrainer):
-    """A trainer that adds the proximal term to every job.
+@dataclass(frozen=True)
+class Pull(Hook):
+    """Towards the model of the round, after momentum: FedNova counts effective steps that way."""
+
+    mu: float
+
+    def step(self, training: Training, take_step: Callable[[], None]) -> None:
+        away = {name: weight - training.start(name) for name, weight in training.weights.items()}
+        take_step()
+        for name, distance in away.items():
+            training.weights[name].sub_(distance, alpha=training.work.lr * self.mu)
+
+
+class _PullingTrainer(WrappedTrainer):
+    """A trainer that adds the pull to every training.
 
     The importance probe needs none: its trial step starts at w_r, where the proximal gradient is zero.
     """
@@ -39,5 +54,7 @@ class _Proximal(WrappedTrainer):
         super().__init__(trainer)
         self._mu = mu
 
-    def train(self, model: Tensors, job: Job) -> Trained:
-        return super().train(model, replace(job, proximal=self._mu))
+    def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
+        trained = super().train(model, replace(train_spec, hooks=(*train_spec.hooks, Pull(self._mu))))
+        steps = effective_steps(train_spec.num_steps, train_spec.work, self._mu)
+        return replace(trained, effective_steps=steps)

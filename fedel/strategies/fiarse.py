@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedel.core.sparsity import magnitude_threshold, maskable
+from fedel.core.sparsity import gradient_factor, magnitude_threshold, maskable
 from fedel.core.timing import fits
 from fedel.strategies.base import (
     WEIGHTINGS,
@@ -19,15 +19,16 @@ from fedel.strategies.base import (
     Method,
     check_scope,
     draw,
-    job_for,
     one_of,
     order,
+    train_spec_for,
     update_of,
     whole,
     whole_step,
 )
 from fedel.types import (
     Fold,
+    Hook,
     Memory,
     ModelSpec,
     Patch,
@@ -37,7 +38,9 @@ from fedel.types import (
     Task,
     Tensors,
     Trainer,
+    Training,
     Update,
+    Value,
 )
 
 CLOCKS = ("honest", "optimistic")
@@ -71,20 +74,46 @@ class FIARSE(Method):
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         spec, gamma = trainer.spec, task.settings["gamma"]
         masked = maskable(spec)
-        job = replace(
-            job_for(task, trainer, {t.name for t in spec.weights}, whole(spec)),
-            threshold=magnitude_threshold(model, masked, gamma),
+        train_spec = replace(
+            train_spec_for(task, trainer, {t.name for t in spec.weights}, whole(spec)),
+            hooks=(LargeWeights(masked, magnitude_threshold(model, masked, gamma)),),
         )
-        trained = trainer.train(model, job)
+        trained = trainer.train(model, train_spec)
         trained = replace(trained, patches=changed(model, trained.patches, masked))
         cost = whole_step(spec, trainer.profile)
         if self.clock == "optimistic":
             cost = StepCost(gamma * cost.forward_seconds, gamma * cost.backward_seconds)
         over = not fits(cost.total(self.budget_scope), task.budget_seconds)
-        return update_of(task, model, trainer, job, trained, cost, over_budget=over), memory
+        return update_of(task, model, trainer, train_spec, trained, cost, over_budget=over), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting)
+
+
+@dataclass(frozen=True)
+class LargeWeights(Hook):
+    """The model is its large weights, found again in every forward pass: w * [|w| >= theta] (section 3)."""
+
+    names: tuple[str, ...]
+    """Tensors that the threshold masks."""
+    threshold: float
+
+    def reweighted(self) -> tuple[str, ...]:
+        return self.names
+
+    def used_weight(self, weight: Value) -> Value:
+        # The factor belongs to this use of the weight, so it is applied to a view and not to the parameter.
+        view = weight.view_as(weight)
+        if view.requires_grad:
+            view.register_hook(lambda gradient: gradient * gradient_factor(weight.detach(), self.threshold))
+        return view * (weight.abs() >= self.threshold)
+
+    def finish(self, training: Training) -> None:
+        """Weight decay has moved weights that took no part: undo it, to the bit."""
+        for name in self.names:
+            if name in training.weights:
+                weight, start = training.weights[name], training.start(name)
+                weight.copy_(weight.where(abs(start) >= self.threshold, start))
 
 
 def changed(model: Tensors, patches: Mapping[str, Patch], masked: Collection[str]) -> dict[str, Patch]:

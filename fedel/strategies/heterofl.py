@@ -19,15 +19,15 @@ from fedel.strategies.base import (
     Method,
     check_scope,
     draw,
-    job_for,
     one_of,
     order,
+    train_spec_for,
     update_of,
     whole,
 )
 from fedel.types import (
     Fold,
-    Job,
+    Hook,
     Memory,
     ModelSpec,
     Patch,
@@ -38,7 +38,10 @@ from fedel.types import (
     Tensors,
     TimingProfile,
     Trainer,
+    Training,
+    TrainSpec,
     Update,
+    Value,
 )
 
 
@@ -84,35 +87,59 @@ class HeteroFL(Method):
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         spec, width = trainer.spec, task.settings["width"]
-        job = replace(
-            job_for(task, trainer, {t.name for t in spec.weights}, whole(spec)),
+        train_spec = replace(
+            train_spec_for(task, trainer, {t.name for t in spec.weights}, whole(spec)),
             work=replace(task.work, clip_norm=self.clip_norm or task.work.clip_norm),
             width=width,
-            width_scaler=self.scaler,
             static_norm=self.static_norm,
-            masked_loss=self.masked_loss,
+            hooks=self._hooks(width, trainer.classes),
         )
-        trained = trainer.train(model, job)
+        trained = trainer.train(model, train_spec)
         if self.masked_loss and trainer.classes:
-            trained = replace(trained, patches=own_rows(spec, job, trained.patches, trainer.classes))
+            trained = replace(trained, patches=own_rows(spec, train_spec, trained.patches, trainer.classes))
         over = not self._fits(trainer.profile, width, task.budget_seconds)
         cost = width_step(trainer.profile, width)
-        return update_of(task, model, trainer, job, trained, cost, over_budget=over), memory
+        return update_of(task, model, trainer, train_spec, trained, cost, over_budget=over), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting)
+
+    def _hooks(self, width: float, classes: tuple[int, ...]) -> tuple[Hook, ...]:
+        scaler = (Scaler(width),) if self.scaler and width < 1 else ()
+        return (*scaler, OwnClasses(classes)) if self.masked_loss and classes else scaler
 
     def _fits(self, profile: TimingProfile, width: float, budget_seconds: float) -> bool:
         return fits(width_step(profile, width).total(self.budget_scope), budget_seconds)
 
 
+@dataclass(frozen=True)
+class Scaler(Hook):
+    """Divides the output of a narrower layer by the width: it then has the size it has in the whole model."""
+
+    width: float
+
+    def narrowed_output(self, output: Value) -> Value:
+        return output * (1 / self.width)
+
+
+@dataclass(frozen=True)
+class OwnClasses(Hook):
+    """Sets the logits of classes that the client does not hold to zero: they learn nothing from it."""
+
+    classes: tuple[int, ...]
+
+    def logits(self, training: Training, logits: Value) -> Value:
+        absent = np.setdiff1d(np.arange(logits.shape[-1]), self.classes)
+        return logits.index_fill(-1, training.index(absent), 0.0)
+
+
 def own_rows(
-    spec: ModelSpec, job: Job, patches: Mapping[str, Patch], classes: tuple[int, ...]
+    spec: ModelSpec, train_spec: TrainSpec, patches: Mapping[str, Patch], classes: tuple[int, ...]
 ) -> dict[str, Patch]:
     """The patches with those of the classifiers cut to the rows of ``classes``; classes are never narrowed."""
     rows = np.array(classes, dtype=np.int64)
     cut = dict(patches)
-    for name in _classifiers(spec, job.exits):
+    for name in _classifiers(spec, train_spec.exits):
         if name in cut and len(cut[name].values) > rows[-1]:
             values, where = cut[name].values, cut[name].where
             columns = where[1:] if isinstance(where, tuple) else ()

@@ -20,9 +20,9 @@ from fedel.strategies.base import (
     Method,
     check_scope,
     draw,
-    job_for,
     one_of,
     order,
+    train_spec_for,
     update_of,
     whole,
     whole_step,
@@ -144,9 +144,9 @@ class PyramidFL(Method):
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         spec = trainer.spec
-        job = job_for(task, trainer, {t.name for t in spec.weights}, whole(spec))
-        trained = trainer.train(model, job)
-        update = update_of(task, model, trainer, job, trained, whole_step(spec, trainer.profile))
+        train_spec = train_spec_for(task, trainer, {t.name for t in spec.weights}, whole(spec))
+        trained = trainer.train(model, train_spec)
+        update = update_of(task, model, trainer, train_spec, trained, whole_step(spec, trainer.profile))
         return replace(update, patches=_thinned(spec, task, update.patches)), memory
 
     def fold(self, spec: ModelSpec) -> Fold:

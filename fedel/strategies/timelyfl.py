@@ -19,9 +19,9 @@ from fedel.strategies.base import (
     Method,
     check_scope,
     draw,
-    job_for,
     one_of,
     order,
+    train_spec_for,
     update_of,
     whole,
     whole_step,
@@ -92,9 +92,11 @@ class TimelyFL(Method):
             room = (task.settings["interval"] - alpha * self.comm_seconds) / steps
             window, cost, in_time = longest_suffix(trainer, room, self.budget_scope)
         selected = {t.name for t in spec.weights_in(window.end, window.front)}
-        job = job_for(task, trainer, selected, window)
-        trained = trainer.train(model, job)
-        return update_of(task, model, trainer, job, trained, cost, window, over_budget=not in_time), memory
+        train_spec = train_spec_for(task, trainer, selected, window)
+        trained = trainer.train(model, train_spec)
+        return update_of(
+            task, model, trainer, train_spec, trained, cost, window, over_budget=not in_time
+        ), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting)

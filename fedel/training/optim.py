@@ -1,4 +1,4 @@
-"""Optimisers, always started fresh: building one, its very first step, and FedNova's count of steps."""
+"""Optimisers, always started fresh: building one, and its very first step."""
 
 from __future__ import annotations
 
@@ -40,25 +40,3 @@ def first_step(weight: Tensor, gradient: Tensor, work: LocalWork) -> Tensor:
     if work.optimiser == "adamw":
         return -work.lr * (gradient / (gradient.abs() + _ADAM_EPS) + work.weight_decay * weight)
     return -work.lr * (gradient + work.weight_decay * weight)
-
-
-def effective_steps(num_steps: int, work: LocalWork, proximal: float = 0.0) -> float:
-    """FedNova's a_n: the l1 norm of the weights with which local steps enter the final update.
-
-    >>> round(effective_steps(3, LocalWork(momentum=0.9)), 6)
-    5.61
-    >>> effective_steps(3, LocalWork(momentum=0.0))
-    3.0
-    """
-    momentum = work.momentum if work.optimiser == "sgd" else 0.0
-    shrink = work.lr * proximal
-    total = counter = 0.0
-    for _ in range(num_steps):
-        if momentum:
-            counter = momentum * counter + 1
-            total += counter
-        if shrink:
-            total = total * (1 - shrink) + 1
-        if not momentum and not shrink:
-            total += 1
-    return total

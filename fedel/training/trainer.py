@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedel.core.steps import effective_steps
 from fedel.data.dataset import Dataset
 from fedel.errors import DataError
 from fedel.models.blocks import BlockModel
@@ -19,11 +19,17 @@ from fedel.training import optim
 from fedel.training.batches import batch_stream
 from fedel.training.clock import peak_memory_bytes, reset_peak_memory, seconds_between, stamp
 from fedel.training.elastic import Elastic, elastic, useful_exits
+from fedel.training.hooks import (
+    TorchTraining,
+    change_gradients,
+    loss_of,
+    narrowed_layers,
+    reweighted,
+    take_step,
+)
 from fedel.training.objective import objective
-from fedel.training.sparse import masked_tensors, thresholded
 from fedel.types import (
     Array,
-    Job,
     LocalWork,
     ModelSpec,
     Patch,
@@ -31,6 +37,7 @@ from fedel.types import (
     Tensors,
     TimingProfile,
     Trained,
+    TrainSpec,
     Where,
     Window,
 )
@@ -80,13 +87,6 @@ class TorchTrainer:
             return ()
         return tuple(np.unique(self.data.train.y[self.indices]).tolist())
 
-    @cached_property
-    def _present(self) -> Tensor | None:
-        if not self.classes:
-            return None
-        held = np.isin(np.arange(self.data.num_classes), self.classes)
-        return torch.from_numpy(held).to(self.device)
-
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
         """First-order loss change <g1, dw> of every weight in the window, by a trial step."""
         self.model.load(model)
@@ -118,70 +118,71 @@ class TorchTrainer:
             }
         return {name: change[name] for name in weights}
 
-    def train(self, model: Tensors, job: Job) -> Trained:
-        """Train from ``model`` as the job says.
-
-        With a threshold, weights below it at the start come back as they were, to the bit.
-        """
+    def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
+        """Train from ``model`` as ``train_spec`` says."""
         self.model.load(model)
-        statistics = self._statistics(job) if job.static_norm else {}
-        network, where = (self.model, {}) if job.width == 1 else self.model.narrow(job.width)
+        work, hooks = train_spec.work, train_spec.hooks
+        statistics = self._statistics(train_spec) if train_spec.static_norm else {}
+        network, where = (self.model, {}) if train_spec.width == 1 else self.model.narrow(train_spec.width)
         network.to(self.device)
-        exits = job.exits if job.distil else useful_exits(network, job.selected, job.exits)
+        exits = train_spec.exits
+        if not any(hook.all_exits for hook in hooks):
+            exits = useful_exits(network, train_spec.selected, exits)
         reset_peak_memory(self.device)
         with (
-            self._own_randomness(job.seed),
+            self._own_randomness(train_spec.seed),
             elastic(
                 network,
-                job.selected,
+                train_spec.selected,
                 exits,
-                job.end,
-                track_statistics=not job.static_norm,
-                after_layer=self._scalers(network, job),
-                split_bias=job.threshold is None,
+                train_spec.end,
+                track_statistics=not train_spec.static_norm,
+                after_layer=narrowed_layers(self.model, network, hooks),
+                split_bias=not any(hook.reweighted() for hook in hooks),
             ) as net,
         ):
-            start = {name: p.detach().clone() for name, p in net.trained.items()} if _needs_start(job) else {}
-            with thresholded(network, job.threshold):
+            training = TorchTraining(work, net.trained, model, where, self.device)
+            with reweighted(network, hooks):
                 begin = stamp(self.device)
-                loss, loss_square = self._steps(net, job, start, where)
+                loss, loss_square = self._steps(net, train_spec, training)
                 seconds = seconds_between(begin, stamp(self.device))
-            if job.threshold is not None:
-                _restore_small(network, net, start, job.threshold)
+            with torch.no_grad():
+                for hook in hooks:
+                    hook.finish(training)
             patches = _patches(net, where) | statistics
         return Trained(
             patches=patches,
-            effective_steps=optim.effective_steps(job.num_steps, job.work, job.proximal),
+            effective_steps=effective_steps(train_spec.num_steps, work),
             loss=loss,
             loss_square=loss_square,
             seconds=seconds,
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
 
-    def _steps(
-        self, net: Elastic, job: Job, start: Mapping[str, Tensor], where: Mapping[str, Where]
-    ) -> tuple[float, float]:
+    def _steps(self, net: Elastic, train_spec: TrainSpec, training: TorchTraining) -> tuple[float, float]:
         """Mean loss, and Oort's moving average of the squared sample loss over the first pass."""
-        rng = generator(job.seed, "batches")
-        stream = batch_stream(self.indices, job.work, rng)
-        first_pass = max(1, -(-self.num_samples // job.work.batch_size))
-        present = self._present if job.masked_loss else None
-        drift = self._drift(net, job, where)
-        optimiser = optim.build(net.trained.values(), job.work) if net.trained else None
-        losses = torch.zeros(job.num_steps, dtype=torch.float64, device=self.device)
+        work, num_steps = train_spec.work, train_spec.num_steps
+        rng = generator(train_spec.seed, "batches")
+        stream = batch_stream(self.indices, work, rng)
+        first_pass = max(1, -(-self.num_samples // work.batch_size))
+        optimiser = optim.build(net.trained.values(), work) if net.trained else None
+        losses = torch.zeros(num_steps, dtype=torch.float64, device=self.device)
         square = torch.zeros((), dtype=torch.float64, device=self.device)
-        for step in range(job.num_steps):
+        for step in range(num_steps):
             x, y = self._batch(next(stream), rng)
-            loss, each = objective(net.logits(x), y, job.distil, present)
+            loss, each = loss_of(train_spec.hooks, training, net.logits(x), y)
             if optimiser is not None and loss.requires_grad:
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
-                _regularise_and_step(optimiser, net.trained, start, drift, job)
+                with torch.no_grad():
+                    change_gradients(train_spec.hooks, training)
+                    optim.clip([p.grad for p in net.trained.values() if p.grad is not None], work.clip_norm)
+                    take_step(train_spec.hooks, training, optimiser.step)
             losses[step] = each.mean()
             if step < first_pass:
                 squared = each.double().square().mean()
                 square = squared if step == 0 else 0.8 * square + 0.2 * squared
-        return float(losses.mean()) if job.num_steps else 0.0, float(square)
+        return float(losses.mean()) if num_steps else 0.0, float(square)
 
     def _gradients(self, net: Elastic, h: Tensor, y: Tensor, parameters: list[Tensor]) -> list[Tensor]:
         loss, _ = objective(net.window_logits(h), y)
@@ -191,39 +192,21 @@ class TorchTrainer:
         x, y = self.data.train_batch(indices, rng)
         return torch.from_numpy(x).to(self.device), torch.from_numpy(y).to(self.device)
 
-    def _drift(self, net: Elastic, job: Job, where: Mapping[str, Where]) -> dict[str, Tensor]:
-        drift = {name: h for name, h in job.dyn_drift.items() if job.dyn_alpha and name in net.trained}
-        return {
-            name: torch.from_numpy(np.array(h[_index(where.get(name))], dtype=np.float32)).to(self.device)
-            for name, h in drift.items()
-        }
-
-    def _scalers(self, network: BlockModel, job: Job) -> dict[nn.Module, Any]:
-        """HeteroFL divides the output of every layer that was made narrower by the width."""
-        if not job.width_scaler or job.width == 1:
-            return {}
-        full = self.spec.by_name
-        return {
-            network.get_submodule(t.name.removesuffix(".weight")): partial(torch.mul, other=1 / job.width)
-            for t in network.spec.weights
-            if t.name.endswith(".weight") and len(t.shape) > 1 and t.shape[0] < full[t.name].shape[0]
-        }
-
-    def _statistics(self, job: Job) -> dict[str, Patch]:
+    def _statistics(self, train_spec: TrainSpec) -> dict[str, Patch]:
         """Batch norm statistics of the model as it came, at full width, over the client's own data.
 
         Those of a narrow model after training would not fit the mean of narrow and wide ones, which is what
         is tested. These fit the model of the round before.
         """
-        exits = useful_exits(self.model, job.selected, job.exits)
-        with elastic(self.model, job.selected, exits, job.end) as net:
+        exits = useful_exits(self.model, train_spec.selected, train_spec.exits)
+        with elastic(self.model, train_spec.selected, exits, train_spec.end) as net:
             norms = [norm for norm in net.norms() if norm.running_mean is not None]
             momenta = [norm.momentum for norm in norms]
             for norm in norms:
                 norm.reset_running_stats()
                 norm.momentum = None
-            order = generator(job.seed, "statistics").permutation(self.indices)
-            size = min(job.work.batch_size, len(order))
+            order = generator(train_spec.seed, "statistics").permutation(self.indices)
+            size = min(train_spec.work.batch_size, len(order))
             for start in range(0, len(order) // size * size, size)[:MAX_STATISTICS_BATCHES] if norms else ():
                 x, _ = self._batch(np.resize(order[start : start + size], max(2, size)), None)
                 with torch.no_grad():
@@ -241,42 +224,6 @@ class TorchTrainer:
             yield
 
 
-def _needs_start(job: Job) -> bool:
-    return bool(job.proximal or job.dyn_alpha) or job.threshold is not None
-
-
-def _regularise_and_step(
-    optimiser: torch.optim.Optimizer,
-    trained: Mapping[str, Tensor],
-    start: Mapping[str, Tensor],
-    drift: Mapping[str, Tensor],
-    job: Job,
-) -> None:
-    """One optimiser step, with FedDyn in the gradient and FedProx's pull after momentum, as in FedNova."""
-    with torch.no_grad():
-        if job.dyn_alpha:
-            for name, p in trained.items():
-                if p.grad is not None:
-                    p.grad.add_(p - start[name], alpha=job.dyn_alpha)
-                    if name in drift:
-                        p.grad.sub_(drift[name])
-        optim.clip([p.grad for p in trained.values() if p.grad is not None], job.work.clip_norm)
-        away = {name: p - start[name] for name, p in trained.items()} if job.proximal else {}
-        optimiser.step()
-        for name, distance in away.items():
-            trained[name].sub_(distance, alpha=job.work.lr * job.proximal)
-
-
-def _restore_small(network: BlockModel, net: Elastic, start: Mapping[str, Tensor], threshold: float) -> None:
-    """Weight decay has moved weights that took no part; undo it."""
-    with torch.no_grad():
-        for name, _, _ in masked_tensors(network):
-            if name in start:
-                net.trained[name].copy_(
-                    torch.where(start[name].abs() >= threshold, net.trained[name], start[name])
-                )
-
-
 def _patches(net: Elastic, where: Mapping[str, Where]) -> dict[str, Patch]:
     """What was trained, and the statistics of the blocks and exits that ran in training mode."""
     buffers = dict(net.model.named_buffers())
@@ -289,7 +236,3 @@ def _patches(net: Elastic, where: Mapping[str, Where]) -> dict[str, Patch]:
         if value is not None:
             patches[t.name] = Patch(value.detach().cpu().numpy().copy(), where.get(t.name))
     return patches
-
-
-def _index(where: Where) -> Any:
-    return ... if where is None else where

@@ -8,8 +8,8 @@ Plain frozen data, numpy and the standard library only. Two conventions hold eve
 Import them from here, whichever file of this package they are written in.
 """
 
+from fedel.types.method import Fold, Strategy
 from fedel.types.model import Array, ModelSpec, Patch, Role, Tensors, TensorSpec, Where, Window
-from fedel.types.ports import Fold, Job, Strategy, Trained, Trainer
 from fedel.types.task import (
     ClientView,
     Folded,
@@ -22,6 +22,7 @@ from fedel.types.task import (
     Update,
 )
 from fedel.types.timing import FREE, BlockTime, StepCost, TensorTime, TimingProfile, WidthTime
+from fedel.types.training import Hook, Trained, Trainer, Training, TrainSpec, Value
 
 __all__ = [
     "FREE",
@@ -30,7 +31,7 @@ __all__ = [
     "ClientView",
     "Fold",
     "Folded",
-    "Job",
+    "Hook",
     "LocalWork",
     "Memory",
     "ModelSpec",
@@ -46,9 +47,12 @@ __all__ = [
     "TensorTime",
     "Tensors",
     "TimingProfile",
+    "TrainSpec",
     "Trained",
     "Trainer",
+    "Training",
     "Update",
+    "Value",
     "Where",
     "WidthTime",
     "Window",

@@ -7,7 +7,7 @@ import pytest
 from fedel_edge.slow import Abandoned, PacedTrainer, WatchedTrainer
 
 from fedel.strategies import FedEL, HeteroFL
-from fedel.types import Job, LocalWork, Memory, Task, Tensors, Trained, Window
+from fedel.types import LocalWork, Memory, Task, Tensors, Trained, TrainSpec, Window
 from tests.strategies.fakes import WORK, FakeTrainer, initial_model, profile, spec
 
 SPEC = spec()
@@ -17,7 +17,7 @@ SPEC = spec()
 class Timed(FakeTrainer):
     """Reports two seconds of training."""
 
-    def train(self, model: Tensors, job: Job) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         return replace(super().train(model, job), seconds=2.0)
 
 
@@ -44,7 +44,7 @@ class Ticks:
 
 
 TIMED = Timed(1, 20, profile())
-JOB = Job(WORK, 4, 1, frozenset({SPEC.weights[0].name}), (1,))
+JOB = TrainSpec(WORK, 4, 1, frozenset({SPEC.weights[0].name}), (1,))
 
 
 def test_a_slow_device_waits_and_reports_that_many_times_the_seconds() -> None:

@@ -10,7 +10,7 @@ from fedel.errors import DataError
 from fedel.job import RunConfig
 from fedel.strategies.base import WrappedTrainer
 from fedel.training.settings import Evaluator, TrainerSettings
-from fedel.types import Job, Tensors, Trained, Trainer
+from fedel.types import Tensors, Trained, Trainer, TrainSpec
 from tests.strategies.fakes import fleet
 
 entered = threading.Event()
@@ -39,7 +39,7 @@ def fake(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator 
 
 
 class _Held(WrappedTrainer):
-    def train(self, model: Tensors, job: Job) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         entered.set()
         release.wait(30)
         return super().train(model, job)
@@ -52,7 +52,7 @@ def held(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator 
 
 
 class _Failing(WrappedTrainer):
-    def train(self, model: Tensors, job: Job) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         raise DataError("the disk with the samples is gone; put it back")
 
 
@@ -62,7 +62,7 @@ def failing(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluat
 
 
 class _Counting(WrappedTrainer):
-    def train(self, model: Tensors, job: Job) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         calls.append(job.seed)
         return replace(super().train(model, job), seconds=0.5)
 

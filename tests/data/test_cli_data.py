@@ -54,3 +54,15 @@ def test_check_of_damaged_data_ends_with_code_3_and_names_the_file(
     )
     assert run("check", "fsdd", "--root", str(root)) == 3
     assert "1_ann_0.wav: missing" in capsys.readouterr().err
+
+
+def test_digits_are_listed_and_need_not_be_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    root = ("--root", str(tmp_path))
+    assert run("list", "--json", *root) == 0
+    (row,) = (row for row in json.loads(capsys.readouterr().out) if row["name"] == "digits")
+    assert (True, "scikit-learn") == (row["present"], row["source"])
+    assert run("get", "digits", *root) == 0
+    assert "nothing to get" in capsys.readouterr().out
+    assert run("check", "digits", *root) == 0
+    assert "1,498 training + 299 test" in capsys.readouterr().out

@@ -69,9 +69,9 @@ def test_floats_are_taken_as_they_are() -> None:
     ("name", "options", "message"),
     [
         ("cifar10", {}, "cifar10 is not in .*; run `fedel data get cifar10`"),
-        ("no_such_module:f", {}, "cannot import no_such_module"),
+        ("no_such_module:f", {}, "there is no module 'no_such_module', neither in"),
         ("own_data_module:absent", {}, "has no 'absent'"),
-        ("own_data_module:number", {}, "number is a int, expected a function"),
+        ("own_data_module:number", {}, "'number' is a int; name a function or a class"),
         ("own_data_module:three", {}, "returned a tuple of 3"),
         ("own_data_module:images", {"size": 3}, "unknown option 'size'; valid are: count"),
     ],
@@ -98,3 +98,8 @@ def test_fewer_training_samples_are_spread_over_all_and_the_test_set_stays() -> 
     assert (some.train.x[-1] == whole.train.x[-1]).all()
     with pytest.raises(DataError, match="num_train = 99999"):
         load_data("digits", num_train=99999)
+
+
+def test_an_unknown_name_gives_the_nearest() -> None:
+    with pytest.raises(DataError, match=r"data set 'digit' is unknown .*; did you mean 'digits'"):
+        load_data("digit")

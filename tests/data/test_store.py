@@ -90,7 +90,7 @@ def test_missing_data_says_what_to_run(tmp_path: Path) -> None:
         check("mnist", tmp_path)
     with pytest.raises(DataError, match=r"tiny-imagenet is in no package registry; .* --from"):
         get("tiny-imagenet", tmp_path, quiet)
-    with pytest.raises(DataError, match="'cifar-10' is unknown; did you mean 'cifar10'"):
+    with pytest.raises(DataError, match="data set 'cifar-10' is unknown; did you mean 'cifar10'"):
         get("cifar-10", tmp_path, quiet)
 
 

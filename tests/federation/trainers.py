@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from fedel import testing
 from fedel.job import RunConfig
 from fedel.seeds import derive
 from fedel.strategies.base import WrappedTrainer
 from fedel.training.settings import Evaluator, TrainerSettings
-from fedel.types import Job, ModelSpec, Tensors, Trained, Trainer
+from fedel.types import ModelSpec, Tensors, Trained, Trainer, TrainSpec
 from tests.agents.trainers import score
 from tests.strategies import fakes
 
@@ -71,7 +72,7 @@ class _Gated(WrappedTrainer):
         super().__init__(trainer)
         self._folder = folder
 
-    def train(self, model: Tensors, job: Job) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         with (self._folder / f"began-{job.seed}").open("a") as file:
             file.write(".")
         held, deadline = self._folder / f"hold-{job.seed}", time.monotonic() + _HELD_SECONDS
@@ -80,7 +81,7 @@ class _Gated(WrappedTrainer):
         try:
             return super().train(model, job)
         finally:
-            fakes._normal.cache_clear()  # a large model's noise would fill the memory
+            testing._normal.cache_clear()  # a large model's noise would fill the memory
 
 
 def gated(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:

@@ -105,7 +105,7 @@ def test_unknown_tensor_is_named_with_the_nearest() -> None:
     model = small()
     values = model.tensors() | {"blocks.conv2_1.conv.bia": np.zeros(1)}
     with pytest.raises(
-        ModelError, match=r"no tensor 'blocks.conv2_1.conv.bia'.*nearest: 'blocks.conv2_1.conv.bias'"
+        ModelError, match=r"no tensor 'blocks.conv2_1.conv.bia'.*did you mean 'blocks.conv2_1.conv.bias'"
     ):
         model.load(values)
 

@@ -9,7 +9,7 @@ from fedel.core.timing import step_cost
 from fedel.job import RunConfig
 from fedel.strategies.base import WrappedTrainer
 from fedel.training.settings import Evaluator, TrainerSettings
-from fedel.types import Job, Tensors, Trained, Trainer
+from fedel.types import Tensors, Trained, Trainer, TrainSpec
 from tests.agents.trainers import score
 from tests.strategies.fakes import fleet
 
@@ -25,7 +25,7 @@ class _InTurn(WrappedTrainer):
         super().__init__(trainer)
         self._factor = factor
 
-    def train(self, model: Tensors, job: Job) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         assert turns.acquire(timeout=_PATIENCE_SECONDS)
         cost = step_cost(self.profile, job.selected, job.exits, job.end, self.spec.exit_each)
         seconds = self._factor * cost.total("backward") * job.num_steps

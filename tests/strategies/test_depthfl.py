@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedel.core.timing import full_step
-from fedel.strategies.depthfl import DepthFL, depths, exits_of, prefix_step, ramp
+from fedel.strategies.depthfl import DepthFL, Distillation, FedDyn, depths, exits_of, prefix_step, ramp
 from fedel.types import Memory, Role
 
 from .fakes import Recorder, context_of, frozen_spec, initial_model, profile, run_rounds, spec
@@ -69,10 +69,10 @@ def test_job_trains_the_prefix_and_distils_only_between_exits(
     strategy, budget = DepthFL(), full_step(profile()).total("backward")
     task = strategy.plan(context_of({"a": client}, round_num=150, budget_seconds=budget)).tasks[0]
     update, _ = strategy.fit(task, initial_model(), Memory(), client)
-    (job,) = client.jobs
-    assert job.exits == exits
-    assert job.selected == {t.name for t in spec().weights_in(1, exits[-1])}
-    assert job.distil == (math.exp(-1.25) if distils else 0.0)
+    (train_spec,) = client.asked
+    assert train_spec.exits == exits
+    assert train_spec.selected == {t.name for t in spec().weights_in(1, exits[-1])}
+    assert train_spec.hooks == ((Distillation(math.exp(-1.25)),) if distils else ())
     heads = {name for name in update.patches if spec().by_name[name].role is Role.EXIT}
     assert heads == {t.name for t in spec().tensors if t.role is Role.EXIT and t.block in exits}
 
@@ -95,8 +95,9 @@ def test_feddyn_moves_the_client_memory_against_its_update() -> None:
     np.testing.assert_allclose(memory.tensors[name], -0.5 * change, rtol=1e-6)
     assert not [n for n in memory.tensors if spec().by_name[n].role is Role.BUFFER]
     second, later = strategy.fit(task, model, memory, client)
-    assert client.jobs[1].dyn_drift is memory.tensors
-    assert client.jobs[1].dyn_alpha == 0.5
+    (hook,) = (hook for hook in client.asked[1].hooks if isinstance(hook, FedDyn))
+    assert hook.drift is memory.tensors
+    assert hook.alpha == 0.5
     change = second.patches[name].values - model[name]
     np.testing.assert_allclose(later.tensors[name], memory.tensors[name] - 0.5 * change, rtol=1e-5)
 

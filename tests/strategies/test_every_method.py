@@ -11,7 +11,11 @@ import pytest
 
 from fedel.errors import ConfigError
 from fedel.strategies import METHODS, build, describe
-from fedel.types import Job, Memory, ModelSpec, Role, Strategy, Window
+from fedel.strategies.depthfl import Distillation, FedDyn
+from fedel.strategies.fedprox import Pull
+from fedel.strategies.fiarse import LargeWeights
+from fedel.strategies.heterofl import OwnClasses, Scaler
+from fedel.types import Memory, ModelSpec, Role, Strategy, TrainSpec, Window
 
 from .fakes import (
     WORK,
@@ -130,7 +134,8 @@ def test_a_wrong_table_is_refused_with_its_place_and_a_hint(table: dict[str, Any
         build(table)
 
 
-JOB = Job(WORK, 3, 5, frozenset(t.name for t in spec().weights), (2, 6))
+BIAS = "blocks.stem.conv.bias"
+SPEC = TrainSpec(WORK, 3, 5, frozenset(t.name for t in spec().weights), (2, 6))
 WORK_CHANGES: dict[str, Any] = {
     "batch_size": 9,
     "optimiser": "adamw",
@@ -139,35 +144,36 @@ WORK_CHANGES: dict[str, Any] = {
     "weight_decay": 0.1,
     "clip_norm": 0.1,
 }
-CHANGES: dict[str, Job] = {
-    "num_steps": replace(JOB, num_steps=4),
-    "seed": replace(JOB, seed=6),
-    "selected": replace(JOB, selected=JOB.selected - {"blocks.stem.conv.bias"}),
-    "exits": replace(JOB, exits=(4, 6)),
-    "end": replace(JOB, end=2),
-    "proximal": replace(JOB, proximal=0.1),
-    "distil": replace(JOB, distil=0.1),
-    "width": replace(JOB, width=0.5),
-    "width_scaler": replace(JOB, width=0.5, width_scaler=True),
-    "static_norm": replace(JOB, static_norm=True),
-    "masked_loss": replace(JOB, masked_loss=True),
-    "threshold": replace(JOB, threshold=0.5),
-    "dyn_alpha": replace(JOB, dyn_alpha=0.1),
-    "dyn_drift": replace(JOB, dyn_alpha=0.1, dyn_drift={"blocks.stem.conv.bias": np.ones(4, np.float32)}),
-} | {f"work.{name}": replace(JOB, work=replace(WORK, **{name: value})) for name, value in WORK_CHANGES.items()}
+CHANGES: dict[str, TrainSpec] = {
+    "num_steps": replace(SPEC, num_steps=4),
+    "seed": replace(SPEC, seed=6),
+    "selected": replace(SPEC, selected=SPEC.selected - {BIAS}),
+    "exits": replace(SPEC, exits=(4, 6)),
+    "end": replace(SPEC, end=2),
+    "width": replace(SPEC, width=0.5),
+    "static_norm": replace(SPEC, static_norm=True),
+    "pull": replace(SPEC, hooks=(Pull(0.1),)),
+    "distillation": replace(SPEC, hooks=(Distillation(0.1),)),
+    "scaler": replace(SPEC, hooks=(Scaler(0.5),)),
+    "own classes": replace(SPEC, hooks=(OwnClasses((0, 2)),)),
+    "other classes": replace(SPEC, hooks=(OwnClasses((1,)),)),
+    "large weights": replace(SPEC, hooks=(LargeWeights((BIAS,), 0.5),)),
+    "feddyn": replace(SPEC, hooks=(FedDyn(0.1, {}),)),
+    "drift": replace(SPEC, hooks=(FedDyn(0.1, {BIAS: np.ones(4, np.float32)}),)),
+    "two hooks": replace(SPEC, hooks=(Distillation(0.1), Pull(0.1))),
+} | {f"work.{name}": replace(SPEC, work=replace(WORK, **{name: value})) for name, value in WORK_CHANGES.items()}
 
 
-def test_the_fake_trainer_answers_to_every_field_of_a_job() -> None:
+def test_the_fake_trainer_answers_to_every_field_and_hook() -> None:
     client, model = FakeTrainer(1, 20, profile(), (0, 2)), initial_model()
-    seen = {"plain": _fingerprint(client, model, JOB)}
-    for name, job in CHANGES.items():
-        seen[name] = _fingerprint(client, model, job)
-    seen["data_seed"] = _fingerprint(replace(client, data_seed=2), model, JOB)
-    seen["num_samples"] = _fingerprint(replace(client, num_samples=21), model, JOB)
-    seen["classes"] = _fingerprint(replace(client, classes=(1,)), model, CHANGES["masked_loss"])
+    seen = {"plain": _fingerprint(client, model, SPEC)}
+    for name, train_spec in CHANGES.items():
+        seen[name] = _fingerprint(client, model, train_spec)
+    seen["data_seed"] = _fingerprint(replace(client, data_seed=2), model, SPEC)
+    seen["num_samples"] = _fingerprint(replace(client, num_samples=21), model, SPEC)
     same = [(a, b) for a in seen for b in seen if a < b and seen[a] == seen[b]]
     assert same == []
-    assert _fingerprint(client, model, JOB) == seen["plain"]
+    assert _fingerprint(client, model, SPEC) == seen["plain"]
 
 
 def test_the_fake_probe_leaves_the_model_alone() -> None:
@@ -192,6 +198,6 @@ def test_a_round_does_not_depend_on_rounds_before_it_but_through_its_arguments(s
     assert same_bits(model, initial_model())
 
 
-def _fingerprint(client: FakeTrainer, model: dict[str, Any], job: Job) -> tuple[bytes, ...]:
-    trained = client.train(model, job)
+def _fingerprint(client: FakeTrainer, model: dict[str, Any], train_spec: TrainSpec) -> tuple[bytes, ...]:
+    trained = client.train(model, train_spec)
     return tuple(name.encode() + patch.values.tobytes() for name, patch in trained.patches.items())

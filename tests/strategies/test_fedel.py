@@ -128,9 +128,9 @@ def test_blocks_beyond_the_front_and_below_the_end_are_left_to_the_trainer_as_fr
     memory = Memory()
     for _ in range(3):
         _, memory = FedEL().fit(task_for(client, budget_seconds=budget), fakes.initial_model(), memory, client)
-        job = client.jobs[-1]
-        assert (memory.window.front,) == job.exits
-        assert memory.window.end == job.end
+        train_spec = client.asked[-1]
+        assert (memory.window.front,) == train_spec.exits
+        assert memory.window.end == train_spec.end
 
 
 def test_beta_decides_between_the_local_and_the_global_view():

@@ -9,7 +9,7 @@ import pytest
 
 from fedel.core.timing import width_step
 from fedel.strategies.fedavg import FedAvg
-from fedel.strategies.heterofl import HeteroFL
+from fedel.strategies.heterofl import HeteroFL, OwnClasses, Scaler
 from fedel.types import Memory, Patch, WidthTime
 
 from .fakes import Recorder, context_of, fleet, frozen_spec, initial_model, profile, run_rounds, same_bits, spec
@@ -49,15 +49,12 @@ def test_job_carries_every_option() -> None:
     strategy = HeteroFL(clip_norm=1.5)
     task = strategy.plan(context_of({"a": client}, budget_seconds=0.05)).tasks[0]
     strategy.fit(task, initial_model(), Memory(), client)
-    (job,) = client.jobs
-    assert (job.width, job.width_scaler, job.static_norm, job.masked_loss) == (
-        task.settings["width"],
-        True,
-        True,
-        True,
-    )
-    assert job.work.clip_norm == 1.5
-    assert job.selected == {t.name for t in spec().weights}
+    (train_spec,) = client.asked
+    width = task.settings["width"]
+    assert (train_spec.width, train_spec.static_norm) == (width, True)
+    assert train_spec.hooks == (Scaler(width), OwnClasses(client.classes))
+    assert train_spec.work.clip_norm == 1.5
+    assert train_spec.selected == {t.name for t in spec().weights}
 
 
 def test_classifier_counts_only_in_rows_of_own_classes() -> None:

@@ -86,12 +86,14 @@ def test_slow_client_trains_the_output_side_and_the_rest_keeps_its_bits() -> Non
     clients, model, strategy = four(), initial_model(), TimelyFL()
     slow = strategy.plan(context_of(clients)).tasks[3]
     update, _ = strategy.fit(slow, model, Memory(), clients["c4"])
-    window, (job,) = update.report.window, clients["c4"].jobs
+    window, (train_spec,) = update.report.window, clients["c4"].asked
     assert window is not None
-    assert 1 < window.end == job.end
-    assert job.exits == (6,)
-    assert job.selected == {t.name for t in spec().weights_in(window.end, 6)} == set(update.report.selected)
-    assert update.report.cost.total("backward") * job.num_steps <= slow.settings["interval"] * (1 + 1e-9)
+    assert 1 < window.end == train_spec.end
+    assert train_spec.exits == (6,)
+    assert (
+        train_spec.selected == {t.name for t in spec().weights_in(window.end, 6)} == set(update.report.selected)
+    )
+    assert update.report.cost.total("backward") * train_spec.num_steps <= slow.settings["interval"] * (1 + 1e-9)
     assert {spec().by_name[name].block for name in update.patches} == set(range(window.end, 7))
 
 

@@ -4,6 +4,7 @@ import pytest
 from fedel.strategies import DepthFL, FedAvg, FedEL, FedNova, FedProx, HeteroFL, build, describe
 from fedel.strategies.base import clock_of
 from fedel.strategies.depthfl import depths
+from fedel.strategies.fedprox import Pull
 from fedel.types import LocalWork
 from tests.strategies.fakes import Recorder, context_of, fleet, initial_model, run_rounds, same_bits, spec
 
@@ -20,7 +21,7 @@ def test_fedprox_pulls_every_job_of_its_base():
     strategy = FedProx(FedEL(), mu=0.3)
     task = strategy.plan(context_of({"client-1": client})).tasks[0]
     _, memory = strategy.fit(task, initial_model(), run_rounds(FedEL(), 1).memories["client-1"], client)
-    assert 0.3 == client.jobs[0].proximal
+    assert (Pull(0.3),) == client.asked[0].hooks
     assert memory.window is not None
 
 

@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedel.core.sparsity import maskable
+from fedel.core.steps import effective_steps
 from fedel.data.dataset import Dataset
 from fedel.models.blocks import BlockModel
-from fedel.training.objective import cross_entropy, mutual_distillation, objective
-from fedel.training.optim import build, effective_steps, first_step
-from fedel.training.sparse import thresholded
+from fedel.strategies.depthfl import Distillation, FedDyn, mutual_distillation
+from fedel.strategies.fedprox import Pull
+from fedel.strategies.fiarse import LargeWeights
+from fedel.strategies.heterofl import OwnClasses, Scaler
+from fedel.training.hooks import TorchTraining, loss_of, reweighted
+from fedel.training.objective import cross_entropy
+from fedel.training.optim import build, first_step
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Job, LocalWork, Role, TimingProfile
+from fedel.types import Hook, LocalWork, Role, TimingProfile, TrainSpec
 
 from .toys import INDICES, assert_close, batches_of, conv_block, head, make_model, trainer_of, whole
 
@@ -25,18 +31,18 @@ from .toys import INDICES, assert_close, batches_of, conv_block, head, make_mode
 def sgd_by_hand(
     model: BlockModel,
     data: Dataset,
-    job: Job,
+    train_spec: TrainSpec,
     loss_of: Callable[[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]], Tensor],
 ) -> dict[str, np.ndarray]:
     """Plain gradient descent on a loss of (x, y, weights now, weights at the start)."""
     model.train().requires_grad_(True)
     weights = {n: p for n, p in model.named_parameters() if n.startswith("blocks.")}
     start = {n: p.detach().clone() for n, p in weights.items()}
-    for x, y in batches_of(data, job):
+    for x, y in batches_of(data, train_spec):
         gradients = torch.autograd.grad(loss_of(x, y, weights, start), list(weights.values()))
         with torch.no_grad():
             for p, g in zip(weights.values(), gradients, strict=True):
-                p.sub_(g, alpha=job.work.lr)
+                p.sub_(g, alpha=train_spec.work.lr)
     return {n: p.detach().numpy().copy() for n, p in weights.items()}
 
 
@@ -48,13 +54,13 @@ def bare(work: LocalWork) -> LocalWork:
 def test_fedprox_pulls_towards_the_model_of_the_round(
     plain: BlockModel, data: Dataset, bare: LocalWork, profile: TimingProfile
 ) -> None:
-    mu, start, job = 0.7, plain.tensors(), whole(plain, bare, proximal=0.7)
-    patches = trainer_of(plain, data, profile).train(start, job).patches
+    mu, start, train_spec = 0.7, plain.tensors(), whole(plain, bare, hooks=(Pull(0.7),))
+    patches = trainer_of(plain, data, profile).train(start, train_spec).patches
     plain.load(start)
     expected = sgd_by_hand(
         plain,
         data,
-        job,
+        train_spec,
         lambda x, y, w, w0: F.cross_entropy(plain(x), y) + mu / 2 * sum(((w[n] - w0[n]) ** 2).sum() for n in w),
     )
     assert_close(expected, {n: p.values for n, p in patches.items()})
@@ -65,13 +71,13 @@ def test_feddyn_subtracts_the_drift_and_pulls_back(
 ) -> None:
     rng, start, alpha = np.random.default_rng(0), plain.tensors(), 0.3
     drift = {t.name: rng.normal(0, 0.1, t.shape).astype(np.float32) for t in plain.spec.weights}
-    job = whole(plain, bare, dyn_alpha=alpha, dyn_drift=drift)
-    patches = trainer_of(plain, data, profile).train(start, job).patches
+    train_spec = whole(plain, bare, hooks=(FedDyn(alpha, drift),))
+    patches = trainer_of(plain, data, profile).train(start, train_spec).patches
     plain.load(start)
     expected = sgd_by_hand(
         plain,
         data,
-        job,
+        train_spec,
         lambda x, y, w, w0: (
             F.cross_entropy(plain(x), y)
             + sum(
@@ -93,10 +99,11 @@ def test_mutual_distillation_is_the_mean_divergence_from_the_other_exits() -> No
         torch.testing.assert_close(z.grad, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_losses_of_several_exits_are_summed_and_the_distillation_weighted(data: Dataset) -> None:
+def test_losses_of_several_exits_are_summed_and_the_distillation_weighted() -> None:
     torch.manual_seed(0)
     logits, y = [torch.randn(6, 4) for _ in range(2)], torch.tensor([0, 1, 2, 3, 0, 1])
-    loss, each = objective(logits, y, distil=0.25)
+    training = TorchTraining(LocalWork(), {}, {}, {}, torch.device("cpu"))
+    loss, each = loss_of((Distillation(0.25),), training, logits, y)
     expected = sum(F.cross_entropy(z, y) for z in logits) + 0.25 * mutual_distillation(logits)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(each, sum(F.cross_entropy(z, y, reduction="none") for z in logits) / 2)
@@ -117,8 +124,8 @@ def test_masked_loss_sets_logits_of_absent_classes_to_zero(
     held = np.flatnonzero(np.isin(data.train.y, [0, 2]))
     trainer = TorchTrainer(plain, data, held, profile)
     start, bias = plain.tensors(), "blocks.classifier.2.bias"
-    patches = trainer.train(start, whole(plain, bare, masked_loss=True)).patches
     assert trainer.classes == (0, 2)
+    patches = trainer.train(start, whole(plain, bare, hooks=(OwnClasses((0, 2)),))).patches
     moved = patches[bias].values != start[bias]
     assert moved.tolist() == [True, False, True, False]
 
@@ -132,7 +139,7 @@ def test_fiarse_gradient_is_the_formula_with_factor_one_and_a_half_at_the_thresh
         conv.weight[0] = theta
         conv.weight[1] = 0.5 * theta
     x = torch.ones(2, 1, 8, 8)
-    with thresholded(model, theta):
+    with reweighted(model, (LargeWeights(("blocks.one.conv.weight",), theta),)):
         parameter = dict(model.blocks.named_parameters())["one.conv.parametrizations.weight.original"]
         conv(x).sum().backward()
     assert conv.weight is parameter
@@ -147,8 +154,9 @@ def test_fiarse_leaves_small_weights_alone_and_never_masks_norms(
     normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
 ) -> None:
     start, theta = normed.tensors(), 0.08
-    job = whole(normed, work, threshold=theta, static_norm=True)
-    patches = trainer_of(normed, data, profile).train(start, job).patches
+    hook = LargeWeights(maskable(normed.spec), theta)
+    train_spec = whole(normed, work, hooks=(hook,), static_norm=True)
+    patches = trainer_of(normed, data, profile).train(start, train_spec).patches
     for t in normed.spec.weights:
         moved = patches[t.name].values != start[t.name]
         small = np.abs(start[t.name]) < theta
@@ -160,12 +168,23 @@ def test_fiarse_leaves_small_weights_alone_and_never_masks_norms(
     assert not any("parametrizations" in name for name, _ in normed.named_parameters())
 
 
-@pytest.mark.parametrize("scaler", [False, True])
-def test_a_narrow_model_sends_the_part_of_each_tensor_it_trained(
-    normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile, scaler: bool
+def test_threshold_zero_masks_nothing(
+    normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
 ) -> None:
-    start, job = normed.tensors(), whole(normed, work, width=0.5, width_scaler=scaler, num_steps=1)
-    patches = trainer_of(normed, data, profile).train(start, job).patches
+    start, trainer = normed.tensors(), trainer_of(normed, data, profile)
+    start["blocks.one.conv.bias"][0] = 0.0
+    plain = trainer.train(start, whole(normed, work)).patches
+    hook = LargeWeights(maskable(normed.spec), 0.0)
+    masked = trainer.train(start, whole(normed, work, hooks=(hook,))).patches
+    assert all(masked[name].values.tobytes() == patch.values.tobytes() for name, patch in plain.items())
+
+
+@pytest.mark.parametrize("hooks", [(), (Scaler(0.5),)])
+def test_a_narrow_model_sends_the_part_of_each_tensor_it_trained(
+    normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile, hooks: tuple[Hook, ...]
+) -> None:
+    start, train_spec = normed.tensors(), whole(normed, work, width=0.5, hooks=hooks, num_steps=1)
+    patches = trainer_of(normed, data, profile).train(start, train_spec).patches
     narrow, where = normed.narrow(0.5)
     for t in narrow.spec.weights:
         patch = patches[t.name]
@@ -179,10 +198,10 @@ def test_a_narrow_model_sends_the_part_of_each_tensor_it_trained(
 def test_the_scaler_divides_hidden_layers_by_the_width(
     plain: BlockModel, data: Dataset, bare: LocalWork, profile: TimingProfile
 ) -> None:
-    job = whole(plain, bare, width=0.5, width_scaler=True, num_steps=1)
-    scaled = trainer_of(plain, data, profile).train(plain.tensors(), job)
+    train_spec = whole(plain, bare, width=0.5, hooks=(Scaler(0.5),), num_steps=1)
+    scaled = trainer_of(plain, data, profile).train(plain.tensors(), train_spec)
     narrow, _ = plain.narrow(0.5)
-    ((x, y),) = batches_of(data, job)
+    ((x, y),) = batches_of(data, train_spec)
     for name in ("one", "two", "three"):
         narrow.blocks[name].conv.register_forward_hook(lambda _m, _x, out: out / 0.5)
     with torch.no_grad():
@@ -194,8 +213,8 @@ def test_static_norm_sends_statistics_of_the_whole_model_as_it_came_over_the_cli
     normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile, width: float
 ) -> None:
     start = normed.tensors()
-    job = whole(normed, work, static_norm=True, width=width)
-    patches = trainer_of(normed, data, profile).train(start, job).patches
+    train_spec = whole(normed, work, static_norm=True, width=width)
+    patches = trainer_of(normed, data, profile).train(start, train_spec).patches
     normed.load(start)
     x, _ = data.train_batch(INDICES)
     with torch.no_grad():
@@ -209,8 +228,8 @@ def test_static_norm_sends_statistics_of_the_whole_model_as_it_came_over_the_cli
 def test_clipping_bounds_the_first_move(
     plain: BlockModel, data: Dataset, bare: LocalWork, profile: TimingProfile
 ) -> None:
-    start, job = plain.tensors(), whole(plain, replace(bare, clip_norm=1e-3, lr=1.0), num_steps=1)
-    patches = trainer_of(plain, data, profile).train(start, job).patches
+    start, train_spec = plain.tensors(), whole(plain, replace(bare, clip_norm=1e-3, lr=1.0), num_steps=1)
+    patches = trainer_of(plain, data, profile).train(start, train_spec).patches
     moved = np.sqrt(sum(((p.values - start[n]) ** 2).sum() for n, p in patches.items()))
     assert moved == pytest.approx(1e-3, rel=1e-2)
 
@@ -254,8 +273,8 @@ def test_on_a_frozen_trunk_an_exit_that_is_not_trained_does_not_run(
     for name, module in trunk.exits.items():
         module.register_forward_hook(lambda *_, name=name: ran.append(name))
     selected = frozenset(t.name for t in trunk.spec.weights if t.block == 2)
-    job = Job(work, 1, 1, selected, exits=(1, 2, 3))
-    patches = trainer_of(trunk, data, profile).train(trunk.tensors(), job).patches
+    train_spec = TrainSpec(work, 1, 1, selected, exits=(1, 2, 3))
+    patches = trainer_of(trunk, data, profile).train(trunk.tensors(), train_spec).patches
     assert ran == ["two"]
     assert set(patches) == selected
     assert {trunk.spec.by_name[n].role for n in patches} == {Role.WEIGHT}

@@ -11,7 +11,7 @@ from fedel.models import build
 from fedel.training.objective import cross_entropy
 from fedel.training.profiler import profile
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Job, LocalWork
+from fedel.types import LocalWork, TrainSpec
 
 SETS = {
     "cifar10": ("vgg16", {"width": 0.125, "batch_norm": True}),
@@ -40,7 +40,7 @@ def test_training_lowers_the_loss(name):
     model = build(model_name, sample_input=torch.from_numpy(batch[0]), num_classes=data.num_classes, **options)
     trainer = TorchTrainer(model, data, indices, profile(model, batch, work, rounds=1))
     start = model.tensors()
-    job = Job(
+    train_spec = TrainSpec(
         work, 30 if text else 60, 1, frozenset(t.name for t in model.spec.weights), (model.spec.num_blocks,)
     )
 
@@ -51,7 +51,7 @@ def test_training_lowers_the_loss(name):
             return float(cross_entropy(model.eval()(torch.from_numpy(x)), torch.from_numpy(y))[0])
 
     before = loss_of(start)
-    trained = trainer.train(start, job)
+    trained = trainer.train(start, train_spec)
     after = loss_of({**start, **{n: p.values for n, p in trained.patches.items()}})
     print(f"{name}: loss {before:.3f} -> {after:.3f} on the client's own samples, {trained.seconds:.1f} s")
     assert after < 0.95 * before

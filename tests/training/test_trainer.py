@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedel.core.sparsity import maskable
 from fedel.data.dataset import Dataset
 from fedel.errors import DataError, ModelError
 from fedel.models.blocks import BlockModel
+from fedel.strategies.fiarse import LargeWeights
 from fedel.training.batches import batch_stream
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Job, LocalWork, Role, TimingProfile
+from fedel.types import LocalWork, Role, TimingProfile, TrainSpec
 
 from .toys import assert_close, batches_of, make_model, trainer_of, whole
 
@@ -26,8 +28,8 @@ def test_training_everything_equals_the_plain_torch_optimiser(
     # Before a batch norm a bias has no gradient but rounding noise, which AdamW would blow up.
     model = make_model(norm=optimiser == "sgd")
     work = replace(work, optimiser=optimiser, lr=0.05 if optimiser == "sgd" else 1e-3)
-    job, start = whole(model, work), model.tensors()
-    trained = trainer_of(model, data, profile).train(start, job)
+    train_spec, start = whole(model, work), model.tensors()
+    trained = trainer_of(model, data, profile).train(start, train_spec)
 
     model.load(start)
     model.train().requires_grad_(True)
@@ -37,7 +39,7 @@ def test_training_everything_equals_the_plain_torch_optimiser(
         if optimiser == "sgd"
         else torch.optim.AdamW(parameters, lr=work.lr, weight_decay=1e-2)
     )
-    for x, y in batches_of(data, job):
+    for x, y in batches_of(data, train_spec):
         oracle.zero_grad()
         F.cross_entropy(model(x), y).backward()
         oracle.step()
@@ -50,8 +52,8 @@ def test_only_selected_weights_their_exit_and_window_statistics_come_back(
     normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
 ) -> None:
     selected = frozenset({"blocks.two.conv.weight", "blocks.three.bn.bias"})
-    job = Job(work, 5, 1, selected, exits=(3,), end=2)
-    patches = trainer_of(normed, data, profile).train(normed.tensors(), job).patches
+    train_spec = TrainSpec(work, 5, 1, selected, exits=(3,), end=2)
+    patches = trainer_of(normed, data, profile).train(normed.tensors(), train_spec).patches
     head = {t.name for t in normed.spec.tensors if t.role is Role.EXIT and t.block == 3}
     statistics = {t.name for t in normed.spec.tensors if t.role is Role.BUFFER and t.block in (2, 3)}
     assert set(patches) == selected | head | statistics
@@ -63,7 +65,9 @@ def test_everything_else_is_bit_identical_with_momentum_and_weight_decay(
 ) -> None:
     selected = frozenset({"blocks.two.conv.bias", "blocks.three.conv.weight"})
     start = normed.tensors()
-    patches = trainer_of(normed, data, profile).train(start, Job(work, 5, 1, selected, (3,), end=2)).patches
+    patches = (
+        trainer_of(normed, data, profile).train(start, TrainSpec(work, 5, 1, selected, (3,), end=2)).patches
+    )
     after = normed.tensors()
     for name, values in start.items():
         if name in patches:
@@ -81,8 +85,8 @@ def test_blocks_beyond_the_exit_never_run_and_blocks_below_the_window_keep_no_ac
         block.register_forward_hook(
             lambda module, _, out, name=name: calls[name].append((out.requires_grad, module.training))
         )
-    job = Job(work, 2, 1, frozenset({"blocks.two.conv.weight"}), exits=(3,), end=2)
-    trainer_of(plain, data, profile).train(plain.tensors(), job)
+    train_spec = TrainSpec(work, 2, 1, frozenset({"blocks.two.conv.weight"}), exits=(3,), end=2)
+    trainer_of(plain, data, profile).train(plain.tensors(), train_spec)
     assert calls == {
         "one": [(False, False)] * 2,
         "two": [(True, True)] * 2,
@@ -95,8 +99,8 @@ def test_blocks_beyond_the_exit_never_run_and_blocks_below_the_window_keep_no_ac
 def test_a_bias_trains_the_same_with_and_without_its_kernel_asking_for_a_gradient(
     plain: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile, name: str
 ) -> None:
-    start, job = plain.tensors(), Job(work, 4, 1, frozenset({name}), exits=(3,))
-    patches = trainer_of(plain, data, profile).train(start, job).patches
+    start, train_spec = plain.tensors(), TrainSpec(work, 4, 1, frozenset({name}), exits=(3,))
+    patches = trainer_of(plain, data, profile).train(start, train_spec).patches
 
     plain.load(start)
     plain.train().requires_grad_(False)
@@ -105,7 +109,7 @@ def test_a_bias_trains_the_same_with_and_without_its_kernel_asking_for_a_gradien
     optimiser = torch.optim.SGD(
         [parameters[n].requires_grad_() for n in trained], lr=work.lr, momentum=0.9, weight_decay=1e-2
     )
-    for x, y in batches_of(data, job):
+    for x, y in batches_of(data, train_spec):
         optimiser.zero_grad()
         F.cross_entropy(plain.exit(3, plain.run(x, 1, 3)), y).backward()
         optimiser.step()
@@ -115,17 +119,17 @@ def test_a_bias_trains_the_same_with_and_without_its_kernel_asking_for_a_gradien
 def test_the_same_job_twice_gives_the_same_bits_and_leaves_global_randomness_alone(
     normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
 ) -> None:
-    start, job = normed.tensors(), whole(normed, work)
+    start, train_spec = normed.tensors(), whole(normed, work)
     trainer = trainer_of(normed, data, profile)
     before = torch.get_rng_state()
-    first = trainer.train(start, job)
-    trainer.train(start, replace(job, seed=12, selected=frozenset()))
-    second = trainer.train(start, job)
+    first = trainer.train(start, train_spec)
+    trainer.train(start, replace(train_spec, seed=12, selected=frozenset()))
+    second = trainer.train(start, train_spec)
     assert torch.equal(before, torch.get_rng_state())
     assert first.loss == second.loss
     for name, patch in first.patches.items():
         assert np.array_equal(patch.values, second.patches[name].values), name
-    other = trainer.train(start, replace(job, seed=12))
+    other = trainer.train(start, replace(train_spec, seed=12))
     assert not np.array_equal(
         first.patches["blocks.one.conv.weight"].values, other.patches["blocks.one.conv.weight"].values
     )
@@ -156,11 +160,11 @@ def test_with_nothing_to_train_only_statistics_come_back(
 def test_oorts_statistic_is_the_moving_average_of_squared_sample_losses_over_the_first_pass(
     plain: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
 ) -> None:
-    job = whole(plain, replace(work, lr=0.0), num_steps=6)
-    trained = trainer_of(plain, data, profile).train(plain.tensors(), job)
+    train_spec = whole(plain, replace(work, lr=0.0), num_steps=6)
+    trained = trainer_of(plain, data, profile).train(plain.tensors(), train_spec)
     means = [
         float(F.cross_entropy(plain(x), y, reduction="none").double().square().mean())
-        for x, y in batches_of(data, job)
+        for x, y in batches_of(data, train_spec)
     ]
     expected = means[0]
     for mean in means[1:4]:
@@ -183,9 +187,9 @@ def test_a_client_without_samples_is_refused(plain: BlockModel, data: Dataset, p
 def test_a_tensor_selected_outside_the_window_is_refused_by_name(
     plain: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
 ) -> None:
-    job = Job(work, 1, 1, frozenset({"blocks.one.conv.weight"}), exits=(3,), end=2)
+    train_spec = TrainSpec(work, 1, 1, frozenset({"blocks.one.conv.weight"}), exits=(3,), end=2)
     with pytest.raises(ModelError, match=r"blocks\.one\.conv\.weight.*blocks 2 to 3"):
-        trainer_of(plain, data, profile).train(plain.tensors(), job)
+        trainer_of(plain, data, profile).train(plain.tensors(), train_spec)
 
 
 def test_steps_mode_leaves_short_batches_out_and_epoch_mode_keeps_them(work: LocalWork) -> None:
@@ -205,10 +209,11 @@ def test_an_epoch_visits_every_sample_once(work: LocalWork) -> None:
 def test_trainers_that_share_a_model_do_not_disturb_each_other(
     normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
 ) -> None:
-    start, job = normed.tensors(), whole(normed, work)
+    start, train_spec = normed.tensors(), whole(normed, work)
     first = TorchTrainer(normed, data, np.arange(32), profile)
     second = TorchTrainer(normed, data, np.arange(32, 64), profile)
-    alone = first.train(start, job).patches
-    second.train(start, replace(job, threshold=0.1, static_norm=True, end=2, selected=frozenset()))
-    again = first.train(start, job).patches
+    alone = first.train(start, train_spec).patches
+    hooks = (LargeWeights(maskable(normed.spec), 0.1),)
+    second.train(start, replace(train_spec, hooks=hooks, static_norm=True, end=2, selected=frozenset()))
+    again = first.train(start, train_spec).patches
     assert all(np.array_equal(alone[n].values, again[n].values) for n in alone)

@@ -15,7 +15,7 @@ from fedel.models.blocks import BlockModel
 from fedel.seeds import generator
 from fedel.training.batches import batch_stream
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Job, LocalWork, Tensors, TimingProfile
+from fedel.types import LocalWork, Tensors, TimingProfile, TrainSpec
 
 NUM_CLASSES = 4
 INDICES = np.arange(64)
@@ -62,16 +62,18 @@ def trainer_of(model: BlockModel, data: Dataset, profile: TimingProfile) -> Torc
     return TorchTrainer(model, data, INDICES, profile)
 
 
-def whole(model: BlockModel, work: LocalWork, **options: object) -> Job:
+def whole(model: BlockModel, work: LocalWork, **options: object) -> TrainSpec:
     names = frozenset(t.name for t in model.spec.weights)
-    job = Job(work, num_steps=work.num_steps, seed=11, selected=names, exits=(model.spec.num_blocks,))
-    return replace(job, **options)  # type: ignore[arg-type]
+    train_spec = TrainSpec(
+        work, num_steps=work.num_steps, seed=11, selected=names, exits=(model.spec.num_blocks,)
+    )
+    return replace(train_spec, **options)  # type: ignore[arg-type]
 
 
-def batches_of(data: Dataset, job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    rng = generator(job.seed, "batches")
-    stream = batch_stream(INDICES, job.work, rng)
-    pairs = [data.train_batch(next(stream), rng) for _ in range(job.num_steps)]
+def batches_of(data: Dataset, train_spec: TrainSpec) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    rng = generator(train_spec.seed, "batches")
+    stream = batch_stream(INDICES, train_spec.work, rng)
+    pairs = [data.train_batch(next(stream), rng) for _ in range(train_spec.num_steps)]
     return [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs]
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedel import plugins
 from fedel.errors import ConfigError, ModelError
 from fedel.job import RunConfig
 from fedel.strategies import build
-from fedel.training.settings import Evaluator, MakeTrainer
+from fedel.training.settings import Evaluator
 from fedel.types import Strategy, Trainer
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import profile_to_pb
@@ -64,7 +62,7 @@ def identity_of(offer: coordinator_pb2.RunOffer) -> str:
 def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig) -> Run:
     """Build model, data and profile. Slow: it loads data and may measure."""
     run = RunConfig.parse(json.loads(offer.config_json), f"run '{offer.run}'")
-    trainer, evaluator = find_factory(run.trainer)(run, config.trainer_settings)
+    trainer, evaluator = plugins.load(run.trainer, "trainer", ConfigError)(run, config.trainer_settings)
     if trainer.spec.digest != offer.model_digest:
         raise ModelError(
             f"run '{offer.run}' trains a model with the digest {offer.model_digest}, but "
@@ -74,18 +72,3 @@ def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig) -> Run:
     identity = identity_of(offer)
     folder = RunFolder(config.state_dir, offer.run, identity)
     return Run(offer.run, identity, run, build(run.strategy), trainer, evaluator, folder)
-
-
-def find_factory(name: str) -> MakeTrainer:
-    """The function that ``package.module:function`` names."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ConfigError(f"trainer = {name!r}: write it as package.module:function")
-    here = str(Path.cwd())
-    if "" not in sys.path and here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: MakeTrainer = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"trainer = {name!r}: {error}; is it installed or in this directory?") from error
-    return found

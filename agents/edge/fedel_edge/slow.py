@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fedel.core.timing import step_cost, width_step
 from fedel.strategies.base import WrappedTrainer
-from fedel.types import Job, LocalWork, Tensors, TimingProfile, Trained, Trainer, Window
+from fedel.types import LocalWork, Tensors, TimingProfile, Trained, Trainer, TrainSpec, Window
 
 Clock = Callable[[], float]
 
@@ -44,7 +44,7 @@ class PacedTrainer(WrappedTrainer):
         self._probe_seconds += busy * self._slowdown
         return change
 
-    def train(self, model: Tensors, job: Job) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         begin = self._clock()
         trained = self._trainer.train(model, job)
         # A trainer's own figure does not count waiting for a core that others use.
@@ -74,7 +74,7 @@ class WatchedTrainer(WrappedTrainer):
         self._check()
         return self._trainer.probe(model, window, work, seed)
 
-    def train(self, model: Tensors, job: Job) -> Trained:
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
         self._check()
         selected = tuple(t.name for t in self.spec.weights if t.name in job.selected)
         self._on_train(Window(job.end, max(job.exits)), selected, self.planned_seconds(job))
@@ -82,7 +82,7 @@ class WatchedTrainer(WrappedTrainer):
         self._check()
         return trained
 
-    def planned_seconds(self, job: Job) -> float:
+    def planned_seconds(self, job: TrainSpec) -> float:
         if job.width < 1:
             cost = width_step(self.profile, job.width)
         else:

@@ -200,4 +200,4 @@ async def test_a_run_that_this_version_cannot_go_on_with_does_not_hold_up_the_ot
         runs = (await federation.stub.ListRuns(pb.ListRunsRequest())).runs
         broken = next(status for status in runs if status.run == "one")
         assert pb.RUN_PHASE_FAILED == broken.phase
-        assert "unknown strategy 'fedzz'" in broken.message
+        assert "strategy 'fedzz' is unknown" in broken.message

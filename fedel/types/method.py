@@ -1,0 +1,55 @@
+"""The port that a method implements: ``Strategy``, and the ``Fold`` that it makes for each round."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from fedel.types.model import ModelSpec, Tensors
+from fedel.types.task import Folded, Memory, Plan, RoundContext, Task, Update
+from fedel.types.training import Trainer
+
+
+class Fold(Protocol):
+    """Turns a round's updates into the next model, one at a time, in any order, with the same bits."""
+
+    def add(self, update: Update) -> None: ...
+
+    def finish(self, model: Tensors, state: Tensors) -> Folded: ...
+
+
+class Strategy(Protocol):
+    """A method: three parts, named for where they run. An instance is frozen configuration."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weighting(self) -> str:
+        """``samples`` or ``uniform``: how much a client counts in the fold."""
+        ...
+
+    @property
+    def budget_scope(self) -> str:
+        """The clock it holds T_th against, ``backward`` or ``train``; empty for a method without a budget."""
+        ...
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """Shares of the channels it may train; a device measures a step of each of these narrower models."""
+        ...
+
+    def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Exits whose mean logits are the model's answer in a test; empty: the last exit by itself."""
+        ...
+
+    def plan(self, context: RoundContext) -> Plan:
+        """On the coordinator: who trains, with which budget."""
+        ...
+
+    def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        """On the edge: choose what to train, train it; keep the memory once the update is accepted."""
+        ...
+
+    def fold(self, spec: ModelSpec) -> Fold:
+        """On the aggregator: an empty fold for one round."""
+        ...
