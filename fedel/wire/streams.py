@@ -1,7 +1,7 @@
 """A caller's side of the aggregator's streams: fetch a model, bring a first model, send an update.
 
 Each function makes one attempt and lets ``grpc.aio.AioRpcError`` through: whether and when to try again is the
-caller's to decide (``fedel.wire.channel`` says which codes are worth it). A repeated ``push_update`` goes on
+caller's to decide (``fedel.wire.retry`` does it). A repeated ``push_update`` goes on
 where the last attempt broke, because the aggregator says what it has.
 """
 

@@ -120,7 +120,7 @@ async def test_a_revoked_agent_is_cut_off_and_comes_back_once_it_is_enrolled_aga
 ) -> None:
     monkeypatch.setattr(guard, "RECHECK_SECONDS", 0.05)
     monkeypatch.setattr("fedel_edge.certificate._LOOK_SECONDS", (0.05, 0.05))
-    monkeypatch.setattr("fedel_edge.session.backoff_seconds", lambda tries: 0.05)
+    monkeypatch.setattr("fedel.wire.retry.backoff_seconds", lambda *_: 0.05)
     pki = Pki(tmp_path)
     tls = pki.tls("agent", "client-0")
     async with servers(tmp_path, pki) as made, running(agent(made, tmp_path, 0, tls)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -10,13 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from grpc import aio
-
 from fedel.errors import ServiceError
 from fedel.types import Array
-from fedel.wire.channel import RETRIED, backoff_seconds
 from fedel.wire.codec import report_from_pb
 from fedel.wire.payload import Payload
+from fedel.wire.retry import describe, is_transient, retrying
 from fedel.wire.streams import Fetched, fetch_model, push_update
 from fedel_edge.runs import Run
 from fedel_edge.state import Parcel
@@ -84,21 +81,12 @@ async def _upload_part(run: Run, index: int, parcel: Parcel, payload: Payload) -
 
 
 async def _insist(run: Run, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try until it works or is refused for good; whoever waits gives it up by cancelling."""
-    tries = 0
-    while True:
-        try:
-            return await attempt()
-        except (aio.AioRpcError, ServiceError) as error:
-            if isinstance(error, aio.AioRpcError) and error.code() not in RETRIED:
-                raise
-            why = error.details() if isinstance(error, aio.AioRpcError) else str(error)
-            _log.log(
-                logging.WARNING if tries == 0 else logging.DEBUG,
-                "%s of run '%s' broke (%s): trying again",
-                what,
-                run.name,
-                why,
-            )
-        await asyncio.sleep(backoff_seconds(tries))
-        tries += 1
+    """Try until it succeeds or is refused for good. Cancelling gives up."""
+
+    def log(error: Exception, failures: int) -> None:
+        level = logging.WARNING if failures == 1 else logging.DEBUG
+        _log.log(level, "%s of run '%s' broke (%s): trying again", what, run.name, describe(error))
+
+    return await retrying(
+        attempt, retried=lambda e: is_transient(e) or isinstance(e, ServiceError), on_failure=log
+    )
