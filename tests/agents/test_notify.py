@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from fedel_edge.notify import Systemd, told
+from fedel_edge.notify import Systemd, report_to_systemd
 
 from tests.services.coordinator.support import asynchronous
 
@@ -51,20 +51,20 @@ async def test_it_says_ready_with_a_status_and_then_beats_thrice_in_a_watchdogs_
 ) -> None:
     async with managed(tmp_path) as manager:
         systemd = Systemd(manager.environment)
-        async with told(systemd, lambda: "looking for home"):
+        async with report_to_systemd(systemd, lambda: "looking for home"):
             assert ["READY=1", "STATUS=looking for home"] == await manager.heard()
             begin = asyncio.get_running_loop().time()
             for _ in range(4):
                 assert ["WATCHDOG=1", "STATUS=looking for home"] == await manager.heard()
             assert asyncio.get_running_loop().time() - begin >= 0.28
-        systemd.tell(STOPPING="1")
+        systemd.notify(STOPPING="1")
         assert ["STOPPING=1"] == await manager.heard()
 
 
 @asynchronous
 async def test_a_loop_that_is_stuck_shows_no_sign_of_life(tmp_path: Path) -> None:
     """Else the watchdog would be fed by a process that hears nobody any more."""
-    async with managed(tmp_path) as manager, told(Systemd(manager.environment), str):
+    async with managed(tmp_path) as manager, report_to_systemd(Systemd(manager.environment), str):
         await manager.until("READY=1")
         await manager.until("WATCHDOG=1")
         with suppress(BlockingIOError):
@@ -83,9 +83,9 @@ def test_a_watchdog_of_another_process_is_none_of_ours() -> None:
 
 @asynchronous
 async def test_without_systemd_nothing_is_told_and_nothing_breaks(tmp_path: Path) -> None:
-    async with told(Systemd({}), str):
-        Systemd({}).tell(READY="1")
-    Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone")}).tell(READY="1")
+    async with report_to_systemd(Systemd({}), str):
+        Systemd({}).notify(READY="1")
+    Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify(READY="1")
 
 
 @asynchronous

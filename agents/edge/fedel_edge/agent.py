@@ -23,7 +23,7 @@ from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import Dialer
 from fedel.wire.streams import reason_of
 from fedel_edge import device
-from fedel_edge.certificate import keep_fresh, named
+from fedel_edge.certificates import keep_renewed, with_certificate_name
 from fedel_edge.config import AgentConfig
 from fedel_edge.runs import Run, Shard, identity_of, prepare
 from fedel_edge.session import Session
@@ -44,7 +44,7 @@ class Agent:
         self, config: AgentConfig, root: Path = Path("/"), metrics: AgentMetrics | None = None
     ) -> None:
         self._dialer = Dialer(config.tls)
-        self.config = config = named(config, self._dialer.credentials)
+        self.config = config = with_certificate_name(config, self._dialer.credentials)
         self._metrics = metrics or AgentMetrics(CollectorRegistry())
         self.worker = Worker()
         # One busy thread: its own time does not count waiting for a core that others use.
@@ -84,7 +84,7 @@ class Agent:
         )
         work = [self._session.wait(), self._work(), self._stopping.wait()]
         if self._dialer.credentials:
-            work.append(keep_fresh(self._dialer, address, self._session.redial))
+            work.append(keep_renewed(self._dialer, address, self._session.redial))
         tasks = [asyncio.ensure_future(w) for w in work]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedel_edge.certificates import VARIABLE, adopt, kept_folder
 from fedel_edge.config import AgentConfig
-from fedel_edge.credentials import VARIABLE, adopt, kept_folder
 
 from fedel.security.certificates import new_request
 from fedel.security.folder import ensure_key, load
