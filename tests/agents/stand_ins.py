@@ -106,12 +106,18 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self.permits = asyncio.Event()
         self.permits.set()
         self.waiting = asyncio.Event()
+        self.downloads = asyncio.Event()
+        self.downloads.set()
+        self.asked = asyncio.Event()
+        self.upload_ended = asyncio.Event()
 
     def mine(self, model: Mapping[str, Array]) -> dict[str, Array]:
         return {name: model[name] for name in model if not self.tensors or name in self.tensors}
 
     async def GetModel(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append(request)
+        self.asked.set()
+        await self.downloads.wait()
         model = self.mine(self.versions[request.version])
         if request.have_version >= 0:
             old = self.versions[request.have_version]
@@ -129,7 +135,11 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
             await context.abort(self.refuse_with[0], "not like this")
         assert digest(header.tensors) == header.digest
         self.waiting.set()
-        await self.permits.wait()
+        try:
+            await self.permits.wait()
+        except asyncio.CancelledError:
+            self.upload_ended.set()
+            raise
         stored = self.payloads.setdefault(header.digest, bytearray())
         yield aggregator_pb2.PutUpdateResponse(permit=aggregator_pb2.UploadPermit(offset=len(stored)))
         limit, chunks = self.break_after.pop(0) if self.break_after else None, 0
@@ -193,6 +203,13 @@ class Federation:
         await self.coordinator_server.stop(0)
         self.coordinator = Coordinator()
         self.coordinator_server, _ = await self._start(self.coordinator, self.coordinator_address)
+
+    async def move_aggregators(self) -> None:
+        """Gone from their addresses, then back at others, with all they have."""
+        for server in self._servers:
+            await server.stop(0)
+        moved = [await self._start(aggregator) for aggregator in self.aggregators]
+        self._servers, self.addresses = [server for server, _ in moved], [address for _, address in moved]
 
     async def stop(self) -> None:
         for server in (self.coordinator_server, *self._servers):

@@ -57,8 +57,6 @@ def test_a_task_is_downloaded_trained_and_uploaded_to_the_bit(tmp_path: Path) ->
         assert ["download", "train", "train", "upload"] == phases
         planned = fed.coordinator.all("progress")[2]
         assert expected.report.selected == tuple(planned.window.selected)
-        cost = expected.report.cost.total("train") * expected.report.num_steps
-        assert cost == pytest.approx(planned.planned_seconds)
 
     run(tmp_path, scenario)
 

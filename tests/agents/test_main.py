@@ -36,7 +36,7 @@ def test_told_to_stop_while_training_it_says_goodbye_and_exits_with_0(
             try:
                 await fed.joined(run_table("held"))
                 fed.order(0)
-                await fed.coordinator.until("progress", 1, lambda p: p.planned_seconds > 0)
+                await fed.coordinator.until("progress", 1, lambda p: bool(p.window.selected))
                 process.send_signal(number)
                 _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
             finally:

@@ -75,5 +75,29 @@ def counting(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evalua
     return _Counting(trainer), evaluator
 
 
+EXITS: dict[str, type[BaseException]] = {
+    "exiting": SystemExit,
+    "interrupting": KeyboardInterrupt,
+    "exhausted": StopIteration,
+}
+
+
+class _Exiting(WrappedTrainer):
+    def __init__(self, trainer: Trainer, how: type[BaseException]) -> None:
+        super().__init__(trainer)
+        self._how = how
+
+    def train(self, model: Tensors, job: Job) -> Trained:
+        raise self._how
+
+
+def exiting(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    trainer, evaluator = fake(run, settings)
+    return _Exiting(trainer, EXITS[run.trainer.rpartition(":")[2]]), evaluator
+
+
+interrupting = exhausted = exiting
+
+
 def broken(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
     raise DataError("cifar10 is not here; run `fedel data get cifar10`")

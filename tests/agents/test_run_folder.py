@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fedel_edge.memory import DiskMemories
-from fedel_edge.state import ModelCopy, Outbox, RunFolder
+from fedel_edge.run_folder import ModelCopy, Outbox, RunFolder
 
 from fedel.types import Memory, Patch, Window
 from fedel.v1 import aggregator_pb2
