@@ -12,8 +12,16 @@ from fedel_edge.run_folder import Outbox
 
 from fedel.v1 import coordinator_pb2
 from tests.agents import trainers
-from tests.agents.stand_ins import PATIENCE_SECONDS, RUN, SPEC, Aggregator, Federation, run_table, running
-from tests.agents.test_agent import run
+from tests.agents.stand_ins import (
+    PATIENCE_SECONDS,
+    RUN,
+    SPEC,
+    Aggregator,
+    Federation,
+    run_scenario,
+    run_table,
+    running,
+)
 
 
 def two_shards() -> list[Aggregator]:
@@ -39,7 +47,7 @@ def test_upload_follows_a_moved_aggregator(tmp_path: Path) -> None:
             await fed.done(1)
         assert [0, 1] == [u.report.round_num for u in fed.aggregator.updates()]
 
-    run(tmp_path, scenario)
+    run_scenario(tmp_path, scenario)
 
 
 def test_rejoins_while_training(tmp_path: Path) -> None:
@@ -56,7 +64,7 @@ def test_rejoins_while_training(tmp_path: Path) -> None:
             await fed.done(0)
         assert 1 == len(fed.aggregator.updates())
 
-    run(tmp_path, scenario)
+    run_scenario(tmp_path, scenario)
 
 
 def test_shards_are_used_at_the_same_time(tmp_path: Path) -> None:
@@ -80,10 +88,10 @@ def test_shards_are_used_at_the_same_time(tmp_path: Path) -> None:
         assert done.phases.upload >= 0
         assert done.bytes_up == sum(s.bytes_received for s in shards)
 
-    run(tmp_path, scenario, aggregators=shards)
+    run_scenario(tmp_path, scenario, aggregators=shards)
 
 
-def test_a_failed_shard_ends_the_other_uploads(tmp_path: Path) -> None:
+def test_failed_shard_ends_the_other_uploads(tmp_path: Path) -> None:
     shards = two_shards()
 
     async def scenario(fed: Federation) -> None:
@@ -100,7 +108,7 @@ def test_a_failed_shard_ends_the_other_uploads(tmp_path: Path) -> None:
             await fed.done(1)
         assert [[1], [1]] == [[u.report.round_num for u in s.updates()] for s in shards]
 
-    run(tmp_path, scenario, aggregators=shards)
+    run_scenario(tmp_path, scenario, aggregators=shards)
 
 
 def test_event_loop_deletes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +137,11 @@ def test_event_loop_deletes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await fed.coordinator.until("failed", 2)
         assert [("worker", 0), ("worker", 2)] == dropped[:2]
 
-    run(tmp_path, scenario)
+    run_scenario(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("trainer", ["exiting", "interrupting", "exhausted"])
-def test_a_trainer_that_exits_is_a_failed_task(tmp_path: Path, trainer: str) -> None:
+def test_exiting_trainer_is_a_failed_task(tmp_path: Path, trainer: str) -> None:
     async def scenario(fed: Federation) -> None:
         agent = fed.agent()
         async with running(agent):
@@ -145,4 +153,4 @@ def test_a_trainer_that_exits_is_a_failed_task(tmp_path: Path, trainer: str) -> 
                 assert trainers.EXITS[trainer].__name__ in failed.message
             assert not agent.worker.busy
 
-    run(tmp_path, scenario)
+    run_scenario(tmp_path, scenario)

@@ -15,7 +15,7 @@ from tests.strategies.fakes import fleet
 entered = threading.Event()
 """Set when a held trainer begins to train."""
 release = threading.Event()
-"""Lets a held trainer go on."""
+"""Lets a held trainer continue."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FakeScore:
 
 
 def score(model: Tensors, mode: str) -> FakeScore:
-    """Something that depends on the model, and tells the modes apart."""
+    """Something that depends on the model and on the mode."""
     total = float(sum(values.sum() for values in model.values()))
     return FakeScore(abs(total) % 1, loss=1.0 if mode == "ensemble" else 0.5)
 
@@ -45,7 +45,7 @@ class _Held(WrappedTrainer):
 
 
 def held(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
-    """Trains when it is let."""
+    """Trains once it is released."""
     trainer, evaluator = fake(run, settings)
     return _Held(trainer), evaluator
 
@@ -67,7 +67,7 @@ class _Counting(WrappedTrainer):
 
 
 calls: list[int] = []
-"""Seeds of the jobs that a counting trainer was given."""
+"""Seeds of the jobs of a counting trainer."""
 
 
 def counting(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:

@@ -57,8 +57,8 @@ def _fit_for_a_future(problem: BaseException) -> Exception:
     CancelledError would look like a task that was given up, and a future does not accept StopIteration."""
     if isinstance(problem, Exception) and not isinstance(problem, StopIteration):
         return problem
-    told = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
-    wrapped = RuntimeError(f"the code that was called raised {told}")
+    what = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+    wrapped = RuntimeError(f"the code that was called raised {what}")
     wrapped.__cause__ = problem
     return wrapped
 
