@@ -1,10 +1,9 @@
-"""Bringing a run to a federation and following it there."""
+"""Creating a run in a federation and following it there."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,8 +19,9 @@ from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from fedel.wire.channel import RETRIED, backoff_seconds, connect
+from fedel.wire.channel import connect
 from fedel.wire.codec import spec_to_pb
+from fedel.wire.retry import Backoff, describe, retrying
 from fedel.wire.streams import fetch_model, model_header, push_model
 
 T = TypeVar("T")
@@ -30,50 +30,46 @@ T = TypeVar("T")
 async def create(
     address: str, run: str, job: RunConfig, spec: ModelSpec, tensors: Tensors, tls: Tls | None = None
 ) -> None:
-    """Bring the first model to every aggregator, then create the run at the coordinator."""
+    """Send the first model to every aggregator, then create the run at the coordinator."""
     async with connect(address, tls) as channel:
         coordinator = CoordinatorServiceStub(channel)
-        shards = (await _asked(address, coordinator.ListAggregators(pb.ListAggregatorsRequest()))).addresses
+        shards = (await _answer_of(address, coordinator.ListAggregators(pb.ListAggregatorsRequest()))).addresses
         header = model_header(run, dict(job.strategy), spec, job.rounds.keep_every, job.rounds.late)
         for shard, names in zip(shards, assign(spec, len(shards)), strict=True):
             async with connect(shard, tls) as bulk:
                 stub = AggregatorServiceStub(bulk)
-                await _asked(shard, push_model(stub, header, {n: tensors[n] for n in names or spec.by_name}))
+                part = {name: tensors[name] for name in names or spec.by_name}
+                await _answer_of(shard, push_model(stub, header, part))
         request = pb.CreateRunRequest(run=run, config_json=json.dumps(job.table()), spec=spec_to_pb(spec))
-        await _asked(address, coordinator.CreateRun(request))
+        await _answer_of(address, coordinator.CreateRun(request))
 
 
 async def follow(
     address: str, run: str, show: Callable[[pb.RunStatus], None], tls: Tls | None = None
 ) -> pb.RunStatus:
-    """Show every change until the run is over; a coordinator that restarts is waited for."""
-    status = pb.RunStatus()
-    async for status in _statuses(address, run, tls):
-        show(status)
-    return status
-
-
-async def _statuses(address: str, run: str, tls: Tls | None) -> AsyncIterator[pb.RunStatus]:
-    attempt, seen = 0, 0
+    """Show every change until the run is over; wait for a coordinator that restarts."""
+    status, seen, backoff = pb.RunStatus(), 0, Backoff(longest_seconds=5.0)
     async with connect(address, tls) as channel:
         stub = CoordinatorServiceStub(channel)
-        while True:
-            try:
-                skip = seen
-                async for answer in stub.WatchRun(pb.WatchRunRequest(run=run)):
-                    attempt, status = 0, answer.status
-                    # After a restart the coordinator tells all rounds again; show those that are new.
-                    fresh = list(status.rounds_json)
-                    again, skip = fresh[:skip], max(0, skip - len(fresh))
-                    del status.rounds_json[: len(again)]
-                    seen += len(status.rounds_json)
-                    yield status
-                return
-            except aio.AioRpcError as error:
-                if error.code() not in RETRIED:
-                    raise ServiceError(f"{address}: {error.details()}") from None
-                await asyncio.sleep(backoff_seconds(attempt, longest=5))
-                attempt += 1
+
+        async def watch() -> None:
+            nonlocal status, seen
+            skip = seen
+            async for answer in stub.WatchRun(pb.WatchRunRequest(run=run)):
+                backoff.reset()
+                status = answer.status
+                # After a restart the coordinator sends all rounds again; show those that are new.
+                fresh = list(status.rounds_json)
+                again, skip = fresh[:skip], max(0, skip - len(fresh))
+                del status.rounds_json[: len(again)]
+                seen += len(status.rounds_json)
+                show(status)
+
+        try:
+            await retrying(watch, backoff=backoff)
+        except aio.AioRpcError as error:
+            raise ServiceError(f"{address} refused to report on run '{run}': {describe(error)}") from None
+    return status
 
 
 async def control(
@@ -81,14 +77,14 @@ async def control(
 ) -> pb.RunStatus:
     async with connect(address, tls) as channel:
         stub = CoordinatorServiceStub(channel)
-        answer = await _asked(address, stub.ControlRun(pb.ControlRunRequest(run=run, action=action)))
+        answer = await _answer_of(address, stub.ControlRun(pb.ControlRunRequest(run=run, action=action)))
         return answer.status
 
 
 async def list_runs(address: str, tls: Tls | None = None) -> list[pb.RunStatus]:
     async with connect(address, tls) as channel:
         stub = CoordinatorServiceStub(channel)
-        return list((await _asked(address, stub.ListRuns(pb.ListRunsRequest()))).runs)
+        return list((await _answer_of(address, stub.ListRuns(pb.ListRunsRequest()))).runs)
 
 
 async def save_model(address: str, run: str, path: Path, tls: Tls | None = None) -> None:
@@ -96,21 +92,21 @@ async def save_model(address: str, run: str, path: Path, tls: Tls | None = None)
     tensors: dict[str, Array] = {}
     async with connect(address, tls) as channel:
         stub = CoordinatorServiceStub(channel)
-        shards = (await _asked(address, stub.ListAggregators(pb.ListAggregatorsRequest()))).addresses
+        shards = (await _answer_of(address, stub.ListAggregators(pb.ListAggregatorsRequest()))).addresses
     for shard in shards:
         async with connect(shard, tls) as bulk:
-            tensors.update((await _asked(shard, fetch_model(AggregatorServiceStub(bulk), run))).tensors)
+            tensors.update((await _answer_of(shard, fetch_model(AggregatorServiceStub(bulk), run))).tensors)
     save_file(dict(tensors), path)
 
 
-async def _asked(address: str, call: Awaitable[T]) -> T:
-    """The answer to a call, or an error that says who was asked and what to look at."""
+async def _answer_of(address: str, call: Awaitable[T]) -> T:
+    """The answer to a call, or an error that names the server and what to check."""
     try:
         return await call
     except aio.AioRpcError as error:
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             raise ServiceError(
                 f"cannot reach {address}: {error.details()}; is the service running, is this its address, and"
-                " does it take your certificate (--certs)?"
+                " does it accept your certificate (--certs)?"
             ) from None
         raise ServiceError(f"{address} refused: {error.details()}") from None

@@ -1,18 +1,19 @@
-"""How the parts connect: mutual TLS, channel options that hold memory flat, and retries with jitter."""
+"""How the parts connect: mutual TLS, and channel options that keep memory flat."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 
 import grpc
 from grpc import aio
 
 from fedel.security.folder import Credentials, Watched, load
 from fedel.security.tls import Tls
+from fedel.wire.retry import RETRIED as RETRIED
+from fedel.wire.retry import backoff_seconds as backoff_seconds
 
 OPTIONS: list[tuple[str, int]] = [
-    # Probing for bandwidth makes a server's memory grow with its clients.
+    # Probing for bandwidth makes a server's memory grow with the number of clients.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 256 * 1024),
     # Cloud networks cut connections that are silent for four minutes.
@@ -26,15 +27,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
     ("grpc.so_reuseport", 0),
 ]
-RETRIED = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-)
 
 
 def connect(address: str, tls: Tls | None = None) -> aio.Channel:
-    """A channel to a service; it connects when first used and again whenever it broke."""
+    """A channel to a service; it connects when first used, and again after a break."""
     tls = tls or Tls()
     tls.check(address)
     return _channel(address, load(tls.folder) if tls.secure else None)
@@ -42,7 +38,7 @@ def connect(address: str, tls: Tls | None = None) -> aio.Channel:
 
 def _channel(address: str, own: Credentials | None) -> aio.Channel:
     # A server that was restarted is found again within seconds, not after gRPC's two minutes.
-    # gRPC's own retries keep every message of a stream for as long as it lives; ours are in our hands.
+    # gRPC's own retries keep every message of a stream in memory as long as it lives; `retry.py` does not.
     options = [*OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000), ("grpc.enable_retries", 0)]
     if own is None:
         return aio.insecure_channel(address, options=options)
@@ -51,7 +47,7 @@ def _channel(address: str, own: Credentials | None) -> aio.Channel:
 
 
 class Dialer:
-    """Channels of a process that lives longer than its certificate: made anew once that was renewed."""
+    """Channels of a process that lives longer than its certificate: made again after each renewal."""
 
     def __init__(self, tls: Tls | None = None) -> None:
         self.tls = tls or Tls()
@@ -63,7 +59,7 @@ class Dialer:
 
     @property
     def credentials(self) -> Credentials | None:
-        """As they are on disk now; none where plain text is spoken."""
+        """As they are on disk now; none without TLS."""
         return self._watched.current() if self._watched else None
 
     def channel(self, address: str) -> aio.Channel:
@@ -76,7 +72,7 @@ class Dialer:
 
     def _renew(self) -> None:
         self._used = self.credentials
-        # Calls may still be under way on the channels of now; those from before are idle since weeks.
+        # Calls may still be running on the current channels; the ones before them have been idle for weeks.
         self._closing = [asyncio.ensure_future(channel.close()) for channel in self._retired]
         self._retired = list(self._channels.values())
         self._channels = {}
@@ -87,7 +83,7 @@ class Dialer:
 
 
 def server_credentials(watched: Watched, client_certificates: bool = True) -> grpc.ServerCredentials:
-    """What a port shows and asks for; each new connection is met with the files as they are then."""
+    """What a port presents and requires; every new connection uses the files as they are at that time."""
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         own = watched.current()
@@ -96,8 +92,3 @@ def server_credentials(watched: Watched, client_certificates: bool = True) -> gr
         )
 
     return grpc.dynamic_ssl_server_credentials(configuration(), configuration, client_certificates)
-
-
-def backoff_seconds(attempt: int, longest: float = 30.0) -> float:
-    """How long to wait before the next try: doubling, with jitter so that a fleet does not come at once."""
-    return float(min(longest, 0.2 * 2**attempt) * random.uniform(0.5, 1.0))

@@ -1,8 +1,8 @@
-"""A caller's side of the aggregator's streams: fetch a model, bring a first model, send an update.
+"""A caller's side of the aggregator's streams: fetch a model, send a first model, send an update.
 
-Each function makes one attempt and lets ``grpc.aio.AioRpcError`` through: whether and when to try again is the
-caller's to decide (``fedel.wire.channel`` says which codes are worth it). A repeated ``push_update`` goes on
-where the last attempt broke, because the aggregator says what it has.
+Each function makes one attempt and lets ``grpc.aio.AioRpcError`` through: the caller decides whether to try
+again (``fedel.wire.retry``). A repeated ``push_update`` continues where the last attempt broke, because the
+aggregator says what it has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
@@ -32,31 +33,40 @@ if TYPE_CHECKING:
     _Upload = aio.StreamStreamCall[pb.PutUpdateRequest, pb.PutUpdateResponse]
 
 REASON = "fedel-reason"
-"""Trailing metadata of a refused call: the short word that says why."""
+"""Trailing metadata of a refused call: a short word that says why."""
 
 
 class Fetched(NamedTuple):
-    """What ``fetch_model`` brought."""
+    """The answer to ``fetch_model``."""
 
     version: int
     tensors: dict[str, Array]
-    """What changed since the version the caller holds: to be laid over it."""
+    """What changed since the version the caller has; they replace its own."""
     num_bytes: int
 
 
-class Pushed(NamedTuple):
-    """What became of an update."""
+@dataclass
+class Pushed:
+    """What sending an update took, over all attempts that were given the same record."""
 
-    duplicate: bool
-    """It had been there before; it counts once."""
-    wait_seconds: float
-    """Time spent waiting for leave to send."""
-    num_bytes: int
-    """Bytes of the payload sent in this attempt."""
+    duplicate: bool = False
+    """The aggregator had the update already; it counts once."""
+    wait_seconds: float = 0.0
+    """From the making of this record until sending was first permitted."""
+    num_bytes: int = 0
+    """Bytes of the payload that the aggregator did not have when sending was first permitted."""
+    _begin: float = field(default_factory=time.monotonic)
+    _permitted: bool = False
+
+    def permitted(self, num_bytes: int) -> None:
+        """Sending may begin; ``num_bytes`` of the payload are still to be sent."""
+        if not self._permitted:
+            self.wait_seconds, self.num_bytes = time.monotonic() - self._begin, num_bytes
+        self._permitted = True
 
 
 def reason_of(error: aio.AioRpcError) -> str:
-    """The short word with which the aggregator refused (``late``, ``shape``, ...); empty if it gave none."""
+    """The short word for why the aggregator refused (``late``, ``shape``, ...); empty if there is none."""
     word = dict(error.trailing_metadata() or ()).get(REASON, "")
     return word.decode() if isinstance(word, bytes) else word
 
@@ -64,12 +74,12 @@ def reason_of(error: aio.AioRpcError) -> str:
 async def fetch_model(
     stub: AggregatorServiceAsyncStub, run: str, version: int = -1, have_version: int = -1
 ) -> Fetched:
-    """A version of the model (-1: the newest), or only what changed since ``have_version``."""
+    """A version of the model (-1 for the newest), or only what changed since ``have_version``."""
     call = stub.GetModel(pb.GetModelRequest(run=run, version=version, have_version=have_version))
     try:
         first = await call.read()
         if not isinstance(first, pb.GetModelResponse):
-            raise ServiceError(f"run '{run}': the aggregator sent nothing at all; fetch the model again")
+            raise ServiceError(f"run '{run}': the aggregator sent nothing; fetch the model again")
         incoming, tensors = _Incoming(call, run), {}
         for entry in first.content.tensors:
             tensors[entry.name] = await incoming.tensor(entry)
@@ -83,7 +93,7 @@ async def fetch_model(
 
 
 class _Incoming:
-    """The payload of a model as it comes in; pieces need not end where tensors do."""
+    """The payload of a model as it arrives; a message need not end where a tensor does."""
 
     def __init__(self, call: _Download, run: str) -> None:
         self._call, self._run = call, run
@@ -100,12 +110,12 @@ class _Incoming:
             filled, crc = filled + len(part), zlib.crc32(part, crc)
         if crc != entry.crc32:
             raise ServiceError(
-                f"run '{self._run}': tensor '{entry.name}' was damaged on the way; fetch it again"
+                f"run '{self._run}': tensor '{entry.name}' was damaged in transit; fetch it again"
             )
         return values
 
     async def _next(self, most: int) -> memoryview:
-        """At most so many bytes, of the piece at hand or of the next one."""
+        """At most ``most`` bytes, of the current message or of the next one."""
         if not self._piece:
             message = await self._call.read()
             if not isinstance(message, pb.GetModelResponse) or message.chunk.offset != self._position:
@@ -121,7 +131,7 @@ class _Incoming:
 def model_header(
     run: str, strategy: Mapping[str, Any], spec: ModelSpec, keep_every: int = 0, late: str = "refuse"
 ) -> pb.ModelHeader:
-    """What ``push_model`` announces; ``strategy`` is its table, ``spec`` that of the whole model."""
+    """The first message of ``push_model``; ``strategy`` is its table, ``spec`` that of the whole model."""
     return pb.ModelHeader(
         run=run,
         strategy_json=json.dumps(strategy, sort_keys=True),
@@ -132,7 +142,7 @@ def model_header(
 
 
 async def push_model(stub: AggregatorServiceAsyncStub, header: pb.ModelHeader, tensors: Tensors) -> int:
-    """Bring a run's first model, or one aggregator's share of it. Returns its version, which is 0."""
+    """Send a run's first model, or one aggregator's share of it. Returns its version, which is 0."""
     payload = pack({name: Patch(values) for name, values in tensors.items()})
     announced = pb.ModelHeader()
     announced.CopyFrom(header)
@@ -155,35 +165,32 @@ async def push_update(
     run: str,
     report: Report,
     payload: Payload,
-    on_permit: Callable[[int], None] | None = None,
+    pushed: Pushed | None = None,
 ) -> Pushed:
-    """Send an update and wait until it is safe. With several aggregators each gets its own tensors' payload,
-    an empty one too: an update counts once all of them have it. ``on_permit`` hears, when sending may begin,
-    how many bytes are there already.
+    """Send an update and wait until it is stored. With several aggregators, each is sent its own tensors, even
+    if there are none: an update counts once all of them have it. ``pushed`` is the record of earlier attempts.
     """
+    pushed = pushed or Pushed()
     header = pb.UpdateHeader(
         run=run, report=report_to_pb(report), tensors=payload.manifest, digest=payload.digest
     )
     call = stub.PutUpdate()
-    asked, sent = time.monotonic(), 0
     try:
         await _write(call, pb.PutUpdateRequest(header=header))
         answer = await _answer(call, run)
-        waited = time.monotonic() - asked
         if answer.WhichOneof("kind") == "permit":
             offset = answer.permit.offset
-            if on_permit is not None:
-                on_permit(offset)
+            pushed.permitted(payload.num_bytes - offset)
             for chunk in payload.chunks(offset):
                 await _write(call, pb.PutUpdateRequest(chunk=chunk))
-                sent += len(chunk.data)
             await call.done_writing()
             answer = await _answer(call, run)
         else:
             await call.done_writing()
     finally:
         call.cancel()
-    return Pushed(answer.receipt.duplicate, waited, sent)
+    pushed.duplicate = answer.receipt.duplicate
+    return pushed
 
 
 async def _write(call: Any, request: Any) -> None:
@@ -196,7 +203,7 @@ async def _write(call: Any, request: Any) -> None:
 
 
 async def _ended(call: Any) -> aio.AioRpcError:
-    """What a call ended with that was over before we were through."""
+    """The status of a call that ended while we were still sending."""
     code = await call.code()
     if code in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL):
         return _broken()
@@ -206,7 +213,7 @@ async def _ended(call: Any) -> aio.AioRpcError:
 
 
 def _broken() -> aio.AioRpcError:
-    # A connection that breaks under a write makes grpc.aio say INTERNAL, which nobody would try again.
+    # When a connection breaks during a write, grpc.aio reports INTERNAL, which is not worth retrying.
     return aio.AioRpcError(
         grpc.StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), "the connection broke while sending"
     )

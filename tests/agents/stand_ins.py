@@ -1,13 +1,13 @@
-"""A coordinator that says what a test tells it to, and an aggregator that breaks when a test wants it to.
+"""A coordinator that sends what a test wants, and an aggregator that breaks when a test wants it to.
 
-Both are real gRPC servers on a free port of the loopback.
+Both are real gRPC servers on a free port of the loopback interface.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel.wire.channel import SERVER_OPTIONS
 from fedel.wire.codec import report_from_pb, task_to_pb
 from fedel.wire.payload import digest, pack, unpack
+from tests.agents import trainers
 from tests.strategies.fakes import WORK, initial_model, spec
 
 RUN = "night/1"
@@ -39,14 +40,14 @@ def run_table(trainer: str = "fake", strategy: str = "fedel", **rounds: Any) -> 
 
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Writes down everything it hears, and pushes what it is told to."""
+    """Records everything it receives, and sends what a test pushes."""
 
     def __init__(self, heartbeat_seconds: float = 0.05) -> None:
-        self.heard: list[SessionRequest] = []
+        self.received: list[SessionRequest] = []
         self.sessions = 0
         self.half_closed = False
         self._heartbeat_seconds = heartbeat_seconds
-        self._news = asyncio.Condition()
+        self._change = asyncio.Condition()
         self._outgoing: asyncio.Queue[SessionResponse | None] = asyncio.Queue()
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[SessionResponse]:
@@ -62,9 +63,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def _read(self, requests: Any) -> None:
         async for request in requests:
-            async with self._news:
-                self.heard.append(request)
-                self._news.notify_all()
+            async with self._change:
+                self.received.append(request)
+                self._change.notify_all()
         self.half_closed = True
         self._outgoing.put_nowait(None)
 
@@ -75,23 +76,23 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._outgoing.put_nowait(None)
 
     def all(self, kind: str) -> list[Any]:
-        return [getattr(m, kind) for m in self.heard if m.WhichOneof("kind") == kind]
+        return [getattr(m, kind) for m in self.received if m.WhichOneof("kind") == kind]
 
     async def until(self, kind: str, number: int = 1, where: Callable[[Any], bool] = lambda _: True) -> Any:
-        """The ``number``-th message of this kind that fits, once it has come."""
+        """The ``number``-th message of this kind that fits, once it has arrived."""
 
         def found() -> list[Any]:
             return [m for m in self.all(kind) if where(m)]
 
-        async with self._news:
+        async with self._change:
             await asyncio.wait_for(
-                self._news.wait_for(lambda: len(found()) >= number), timeout=PATIENCE_SECONDS
+                self._change.wait_for(lambda: len(found()) >= number), timeout=PATIENCE_SECONDS
             )
         return found()[number - 1]
 
 
 class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
-    """Hands out versions; takes updates in, resuming them, unless it is told to break or to refuse."""
+    """Serves versions and accepts updates, also resumed ones, unless a test makes it break or refuse."""
 
     def __init__(self, tensors: frozenset[str] = frozenset()) -> None:
         self.tensors = tensors
@@ -101,17 +102,23 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self.headers: dict[str, aggregator_pb2.UpdateHeader] = {}
         self.bytes_received = 0
         self.break_after: list[int] = []
-        """The next uploads break after so many chunks each."""
+        """The next uploads break, each after this many chunks."""
         self.refuse_with: tuple[grpc.StatusCode, str] | None = None
         self.permits = asyncio.Event()
         self.permits.set()
         self.waiting = asyncio.Event()
+        self.downloads = asyncio.Event()
+        self.downloads.set()
+        self.asked = asyncio.Event()
+        self.upload_ended = asyncio.Event()
 
     def mine(self, model: Mapping[str, Array]) -> dict[str, Array]:
         return {name: model[name] for name in model if not self.tensors or name in self.tensors}
 
     async def GetModel(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append(request)
+        self.asked.set()
+        await self.downloads.wait()
         model = self.mine(self.versions[request.version])
         if request.have_version >= 0:
             old = self.versions[request.have_version]
@@ -129,7 +136,11 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
             await context.abort(self.refuse_with[0], "not like this")
         assert digest(header.tensors) == header.digest
         self.waiting.set()
-        await self.permits.wait()
+        try:
+            await self.permits.wait()
+        except asyncio.CancelledError:
+            self.upload_ended.set()
+            raise
         stored = self.payloads.setdefault(header.digest, bytearray())
         yield aggregator_pb2.PutUpdateResponse(permit=aggregator_pb2.UploadPermit(offset=len(stored)))
         limit, chunks = self.break_after.pop(0) if self.break_after else None, 0
@@ -139,14 +150,14 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
             self.bytes_received += len(request.chunk.data)
             chunks += 1
             if chunks == limit:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the link is cut")
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the link was cut")
         assert len(stored) == sum(entry.num_bytes for entry in header.tensors)
         self.headers[header.digest] = header
         receipt = aggregator_pb2.UploadReceipt(digest=header.digest)
         yield aggregator_pb2.PutUpdateResponse(receipt=receipt)
 
     def updates(self) -> list[Update]:
-        """What came in whole, in order."""
+        """Updates that arrived completely, in order."""
         found = []
         for key, header in self.headers.items():
             data, patches = memoryview(self.payloads[key]), {}
@@ -189,10 +200,17 @@ class Federation:
         return server, f"127.0.0.1:{port}"
 
     async def restart_coordinator(self) -> None:
-        """Gone without a word, then back at the same address, having forgotten everything."""
+        """Stopped without a goodbye, then started at the same address without any memory."""
         await self.coordinator_server.stop(0)
         self.coordinator = Coordinator()
         self.coordinator_server, _ = await self._start(self.coordinator, self.coordinator_address)
+
+    async def move_aggregators(self) -> None:
+        """Stopped, then started at other addresses with all they have."""
+        for server in self._servers:
+            await server.stop(0)
+        moved = [await self._start(aggregator) for aggregator in self.aggregators]
+        self._servers, self.addresses = [server for server, _ in moved], [address for _, address in moved]
 
     async def stop(self) -> None:
         for server in (self.coordinator_server, *self._servers):
@@ -217,7 +235,7 @@ class Federation:
         self.coordinator.push(run=offer)
 
     async def joined(self, table: str = "", number: int = 1) -> coordinator_pb2.Join:
-        """Offer the run once the agent is there, and wait until it has joined."""
+        """Offer the run once the agent is connected, and wait until it has joined."""
         await self.coordinator.until("hello", number)
         self.offer(table)
         join: coordinator_pb2.Join = await self.coordinator.until("join", number)
@@ -248,7 +266,7 @@ def task_of(
 
 @asynccontextmanager
 async def running(agent: Agent) -> AsyncIterator[asyncio.Future[None]]:
-    """The agent at work; at the end it is told to stop and must."""
+    """The agent at work; at the end it is stopped, and must end."""
     task = asyncio.ensure_future(agent.run())
     try:
         yield task
@@ -267,3 +285,21 @@ async def federation(folder: Path, **options: Any) -> AsyncIterator[Federation]:
         yield made
     finally:
         await made.stop()
+
+
+def run_scenario(
+    folder: Path, scenario: Callable[[Federation], Coroutine[Any, Any, None]], **options: Any
+) -> None:
+    """Run it in a federation of its own; a trainer that it holds is released at the end."""
+
+    async def inside() -> None:
+        async with federation(folder, **options) as fed:
+            await scenario(fed)
+
+    trainers.entered.clear()
+    trainers.release.clear()
+    trainers.calls.clear()
+    try:
+        asyncio.run(inside())
+    finally:
+        trainers.release.set()

@@ -34,14 +34,14 @@ ORIN_NANO = {
 }
 
 
-def test_a_jetson_tells_its_model_and_memory(tmp_path: Path) -> None:
+def test_jetson_facts(tmp_path: Path) -> None:
     found = facts(tree(tmp_path, ORIN_NANO))
     assert "jetson-orin-nano-developer-kit" == found.device_type
     assert 7802952 * 1024 == found.memory_bytes
     assert 2048 * 1024 == peak_memory_bytes(tmp_path)
 
 
-def test_a_device_that_tells_nothing_is_known_by_its_platform_and_has_no_figures(tmp_path: Path) -> None:
+def test_device_without_sensors(tmp_path: Path) -> None:
     assert facts(tmp_path).device_type
     assert 0 == facts(tmp_path).memory_bytes == peak_memory_bytes(tmp_path)
     assert temperature_celsius(tmp_path) is None
@@ -52,11 +52,11 @@ def test_a_device_that_tells_nothing_is_known_by_its_platform_and_has_no_figures
     assert Usage() == meter.usage
 
 
-def test_power_is_that_of_the_rail_which_feeds_the_board(tmp_path: Path) -> None:
+def test_power_of_the_feeding_rail(tmp_path: Path) -> None:
     assert pytest.approx(7.0) == Rails(tree(tmp_path, ORIN_NANO)).watts()
 
 
-def test_power_is_the_sum_where_no_rail_feeds_the_board(tmp_path: Path) -> None:
+def test_power_is_a_sum_without_a_feeding_rail(tmp_path: Path) -> None:
     folder = "sys/class/hwmon/hwmon4"
     tree(
         tmp_path,
@@ -73,7 +73,7 @@ def test_power_is_the_sum_where_no_rail_feeds_the_board(tmp_path: Path) -> None:
     assert pytest.approx(4.0) == Rails(tmp_path).watts()
 
 
-def test_a_monitor_shown_in_two_places_counts_once(tmp_path: Path) -> None:
+def test_monitor_listed_twice_counts_once(tmp_path: Path) -> None:
     tree(tmp_path, ORIN_NANO)
     (tmp_path / "sys/class/hwmon").mkdir(parents=True)
     there = tmp_path / "sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon1"
@@ -82,7 +82,7 @@ def test_a_monitor_shown_in_two_places_counts_once(tmp_path: Path) -> None:
     assert pytest.approx(7.0 + 3.0) == Rails(tmp_path).watts()
 
 
-def test_an_older_jetson_tells_milliwatts(tmp_path: Path) -> None:
+def test_older_jetson_reports_milliwatts(tmp_path: Path) -> None:
     folder = "sys/bus/i2c/drivers/ina3221x/6-0040/iio:device0"
     tree(
         tmp_path,
@@ -96,7 +96,7 @@ def test_an_older_jetson_tells_milliwatts(tmp_path: Path) -> None:
     assert pytest.approx(4.2) == Rails(tmp_path).watts()
 
 
-def test_rapl_counts_packages_and_survives_the_counters_wrap(tmp_path: Path) -> None:
+def test_rapl_counter_wraps(tmp_path: Path) -> None:
     folder, now = "sys/class/powercap", [0.0]
     tree(
         tmp_path,
@@ -115,11 +115,11 @@ def test_rapl_counts_packages_and_survives_the_counters_wrap(tmp_path: Path) -> 
     assert pytest.approx((4.0 + 2.0) / 2) == rapl.watts()
 
 
-def test_the_hottest_zone_counts_and_nonsense_does_not(tmp_path: Path) -> None:
+def test_temperature_of_the_hottest_plausible_zone(tmp_path: Path) -> None:
     assert 51.25 == temperature_celsius(tree(tmp_path, ORIN_NANO))
 
 
-def test_energy_is_power_times_time_and_the_highest_temperature_is_kept(tmp_path: Path) -> None:
+def test_energy_and_highest_temperature(tmp_path: Path) -> None:
     tree(tmp_path, ORIN_NANO)
     now = [0.0]
     with Meter(tmp_path, every_seconds=3600.0, clock=lambda: now[0]) as meter:
@@ -138,7 +138,7 @@ def test_energy_is_power_times_time_and_the_highest_temperature_is_kept(tmp_path
     assert 51.25 == meter.usage.celsius
 
 
-def test_the_meter_looks_by_itself(tmp_path: Path) -> None:
+def test_meter_samples_by_itself(tmp_path: Path) -> None:
     class Watched(Meter):
         def look(self) -> None:
             super().look()

@@ -33,7 +33,7 @@ JOB = RunConfig.parse(
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Measuring goes faster, and every time is written down by its batch size."""
+    """Measuring is quicker; batch sizes of the measurements."""
     calls: list[int] = []
     real = factory.profile
 
@@ -45,9 +45,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_a_profile_is_measured_once_for_each_model_batch_size_and_set_of_widths(
-    tmp_path: Path, measured: list[int]
-) -> None:
+def test_profile_is_measured_once_per_model_batch_and_widths(tmp_path: Path, measured: list[int]) -> None:
     settings = TrainerSettings(cache_dir=tmp_path, threads=1)
     first, _ = factory.make_trainer(JOB, settings)
     again, _ = factory.make_trainer(JOB, settings)
@@ -63,7 +61,7 @@ def test_a_profile_is_measured_once_for_each_model_batch_size_and_set_of_widths(
     assert 3 == len(list(tmp_path.glob("profile-*.json")))
 
 
-def test_a_damaged_profile_is_measured_again(
+def test_damaged_profile_is_measured_again(
     tmp_path: Path, measured: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = TrainerSettings(cache_dir=tmp_path, threads=1)
@@ -75,9 +73,7 @@ def test_a_damaged_profile_is_measured_again(
     assert "is damaged" in caplog.text
 
 
-def test_a_given_profile_is_used_and_one_of_another_model_is_refused(
-    tmp_path: Path, measured: list[int]
-) -> None:
+def test_given_profile(tmp_path: Path, measured: list[int]) -> None:
     trainer, _ = factory.make_trainer(JOB, TrainerSettings(threads=1))
     given = replace(trainer.profile, device="given")
     save_profile(given, tmp_path / "given.json")
@@ -90,7 +86,7 @@ def test_a_given_profile_is_used_and_one_of_another_model_is_refused(
 
 
 @pytest.mark.parametrize("method", ["dirichlet", "dirichlet-equal", "iid"])
-def test_the_parts_of_all_clients_make_up_the_training_set(method: str) -> None:
+def test_parts_make_up_the_training_set(method: str) -> None:
     data = factory.make_data(JOB)
     parts = [factory.part_of(data, DataPart(i, 3, method, alpha=1.0)) for i in range(3)]
     assert list(range(len(data.train))) == sorted(np.concatenate(parts).tolist())
@@ -98,7 +94,7 @@ def test_the_parts_of_all_clients_make_up_the_training_set(method: str) -> None:
     assert len(data.train) == len(whole)
 
 
-def test_the_first_model_follows_from_the_seed_alone_and_torchs_own_stream_is_left_alone() -> None:
+def test_first_model_depends_only_on_the_seed() -> None:
     job = replace(JOB, workload=replace(JOB.workload, model="cnn", model_options={"width": 0.25}))
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
@@ -112,7 +108,7 @@ def test_the_first_model_follows_from_the_seed_alone_and_torchs_own_stream_is_le
     assert spec.digest == factory.make_model(job, factory.make_data(job)).spec.digest
 
 
-def test_an_agent_trains_with_torch_and_tests_what_came_of_it(tmp_path: Path, measured: list[int]) -> None:
+def test_agent_trains_with_torch(tmp_path: Path, measured: list[int]) -> None:
     spec, model = make_model().spec, make_model().tensors()
 
     async def scenario() -> tuple[float, float, float]:
@@ -151,7 +147,7 @@ def uploaded(payloads, header):  # type: ignore[no-untyped-def]
     return tensors
 
 
-def test_the_ensemble_is_of_the_exits_that_depthfl_trains(measured: list[int]) -> None:
+def test_ensemble_of_the_exits_that_depthfl_trains(measured: list[int]) -> None:
     trainer, judge = factory.make_trainer(JOB, TrainerSettings(threads=1))
     assert judge is not None
     _, tensors = factory.initial_model(JOB)

@@ -18,9 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_while_training_it_says_goodbye_and_exits_with_0(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_signal_while_training_exits_with_0(tmp_path: Path, number: signal.Signals) -> None:
     async def scenario() -> None:
         async with federation(tmp_path) as fed:
             config = tmp_path / "agent.toml"
@@ -36,7 +34,7 @@ def test_told_to_stop_while_training_it_says_goodbye_and_exits_with_0(
             try:
                 await fed.joined(run_table("held"))
                 fed.order(0)
-                await fed.coordinator.until("progress", 1, lambda p: p.planned_seconds > 0)
+                await fed.coordinator.until("progress", 1, lambda p: bool(p.window.selected))
                 process.send_signal(number)
                 _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
             finally:
@@ -49,7 +47,7 @@ def test_told_to_stop_while_training_it_says_goodbye_and_exits_with_0(
     asyncio.run(scenario())
 
 
-def test_the_example_configuration_shows_every_key_with_its_default() -> None:
+def test_example_configuration_has_the_defaults() -> None:
     example = load(str(REPOSITORY / "configs" / "agent.toml"))
     assert AgentConfig() == example
 
@@ -70,8 +68,6 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
         ("threads=-1", "negative"),
     ],
 )
-def test_a_wrong_configuration_ends_with_2_and_says_what_to_do(
-    override: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_configuration_exits_with_2(override: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == main(["--set", override])
     assert hint in capsys.readouterr().err

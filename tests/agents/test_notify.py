@@ -1,4 +1,4 @@
-"""What the service manager hears, on a real socket."""
+"""What the service manager receives, on a real socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from fedel_edge.notify import Systemd, told
+from fedel_edge.notify import Systemd, report_to_systemd
 
 from tests.services.coordinator.support import asynchronous
 
@@ -29,12 +29,12 @@ class Manager:
         self.socket.setblocking(False)
         self.environment = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "300000"}
 
-    async def heard(self, seconds: float = PATIENCE_SECONDS) -> list[str]:
+    async def received(self, seconds: float = PATIENCE_SECONDS) -> list[str]:
         loop = asyncio.get_running_loop()
         return (await asyncio.wait_for(loop.sock_recv(self.socket, 4096), seconds)).decode().split("\n")
 
     async def until(self, word: str) -> None:
-        while word not in await self.heard():
+        while word not in await self.received():
             pass
 
 
@@ -46,25 +46,25 @@ async def managed(folder: Path) -> AsyncIterator[Manager]:
 
 
 @asynchronous
-async def test_it_says_ready_with_a_status_and_then_beats_thrice_in_a_watchdogs_time(
+async def test_ready_then_three_beats_per_watchdog_period(
     tmp_path: Path,
 ) -> None:
     async with managed(tmp_path) as manager:
         systemd = Systemd(manager.environment)
-        async with told(systemd, lambda: "looking for home"):
-            assert ["READY=1", "STATUS=looking for home"] == await manager.heard()
+        async with report_to_systemd(systemd, lambda: "looking for home"):
+            assert ["READY=1", "STATUS=looking for home"] == await manager.received()
             begin = asyncio.get_running_loop().time()
             for _ in range(4):
-                assert ["WATCHDOG=1", "STATUS=looking for home"] == await manager.heard()
+                assert ["WATCHDOG=1", "STATUS=looking for home"] == await manager.received()
             assert asyncio.get_running_loop().time() - begin >= 0.28
-        systemd.tell(STOPPING="1")
-        assert ["STOPPING=1"] == await manager.heard()
+        systemd.notify(STOPPING="1")
+        assert ["STOPPING=1"] == await manager.received()
 
 
 @asynchronous
-async def test_a_loop_that_is_stuck_shows_no_sign_of_life(tmp_path: Path) -> None:
-    """Else the watchdog would be fed by a process that hears nobody any more."""
-    async with managed(tmp_path) as manager, told(Systemd(manager.environment), str):
+async def test_stuck_loop_sends_no_beats(tmp_path: Path) -> None:
+    """Otherwise a process that no longer receives anything would keep its watchdog quiet."""
+    async with managed(tmp_path) as manager, report_to_systemd(Systemd(manager.environment), str):
         await manager.until("READY=1")
         await manager.until("WATCHDOG=1")
         with suppress(BlockingIOError):
@@ -75,21 +75,23 @@ async def test_a_loop_that_is_stuck_shows_no_sign_of_life(tmp_path: Path) -> Non
             manager.socket.recv(4096)
 
 
-def test_a_watchdog_of_another_process_is_none_of_ours() -> None:
+def test_watchdog_of_another_process_is_ignored() -> None:
     environment = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1000000"}
     assert 1.0 == Systemd(environment | {"WATCHDOG_PID": str(os.getpid())}).watchdog_seconds
     assert 0.0 == Systemd(environment | {"WATCHDOG_PID": "1"}).watchdog_seconds
 
 
 @asynchronous
-async def test_without_systemd_nothing_is_told_and_nothing_breaks(tmp_path: Path) -> None:
-    async with told(Systemd({}), str):
-        Systemd({}).tell(READY="1")
-    Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone")}).tell(READY="1")
+async def test_without_systemd_nothing_is_sent(tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    async with report_to_systemd(Systemd({}), lambda: pytest.fail("no status is wanted")):
+        assert before == asyncio.all_tasks()
+        Systemd({}).notify(READY="1")
+    Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify(READY="1")
 
 
 @asynchronous
-async def test_an_agent_is_ready_and_alive_before_there_is_a_coordinator_and_says_when_it_stops(
+async def test_agent_reports_without_a_coordinator(
     tmp_path: Path,
 ) -> None:
     async with managed(tmp_path) as manager:
@@ -101,7 +103,7 @@ async def test_an_agent_is_ready_and_alive_before_there_is_a_coordinator_and_say
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            first = await manager.heard()
+            first = await manager.received()
             assert ["READY=1", "STATUS=looking for 127.0.0.1:9; tasks: 0 done, 0 failed"] == first
             await manager.until("WATCHDOG=1")
             process.send_signal(signal.SIGTERM)

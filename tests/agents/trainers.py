@@ -16,7 +16,7 @@ from tests.strategies.fakes import fleet
 entered = threading.Event()
 """Set when a held trainer begins to train."""
 release = threading.Event()
-"""Lets a held trainer go on."""
+"""Lets a held trainer continue."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Held(WrappedTrainer):
 
 
 def held(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
-    """Trains when it is let."""
+    """Trains once it is released."""
     trainer, evaluator = fake(run, settings)
     return _Held(trainer), evaluator
 
@@ -68,12 +68,36 @@ class _Counting(WrappedTrainer):
 
 
 calls: list[int] = []
-"""Seeds of the jobs that a counting trainer was given."""
+"""Seeds of the jobs of a counting trainer."""
 
 
 def counting(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
     trainer, evaluator = fake(run, settings)
     return _Counting(trainer), evaluator
+
+
+EXITS: dict[str, type[BaseException]] = {
+    "exiting": SystemExit,
+    "interrupting": KeyboardInterrupt,
+    "exhausted": StopIteration,
+}
+
+
+class _Exiting(WrappedTrainer):
+    def __init__(self, trainer: Trainer, how: type[BaseException]) -> None:
+        super().__init__(trainer)
+        self._how = how
+
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
+        raise self._how
+
+
+def exiting(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    trainer, evaluator = fake(run, settings)
+    return _Exiting(trainer, EXITS[run.trainer.rpartition(":")[2]]), evaluator
+
+
+interrupting = exhausted = exiting
 
 
 def broken(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:

@@ -86,7 +86,7 @@ async def test_an_agent_takes_up_files_that_somebody_else_renewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its session being refused first: it redials as soon as it sees the new certificate."""
-    monkeypatch.setattr("fedel_edge.certificate._LOOK_SECONDS", (0.05, 0.05))
+    monkeypatch.setattr("fedel_edge.certificates._LOOK_SECONDS", (0.05, 0.05))
     pki = Pki(tmp_path)
     tls = pki.tls("agent", "client-0")
     async with servers(tmp_path, pki) as made, running(agent(made, tmp_path, 0, tls)):
@@ -120,8 +120,8 @@ async def test_a_revoked_agent_is_cut_off_and_comes_back_once_it_is_enrolled_aga
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(guard, "RECHECK_SECONDS", 0.05)
-    monkeypatch.setattr("fedel_edge.certificate._LOOK_SECONDS", (0.05, 0.05))
-    monkeypatch.setattr("fedel_edge.session.backoff_seconds", lambda tries: 0.05)
+    monkeypatch.setattr("fedel_edge.certificates._LOOK_SECONDS", (0.05, 0.05))
+    monkeypatch.setattr("fedel.wire.retry.backoff_seconds", lambda *_: 0.05)
     pki = Pki(tmp_path)
     tls = pki.tls("agent", "client-0")
     async with servers(tmp_path, pki) as made, running(agent(made, tmp_path, 0, tls)):

@@ -1,1 +1,1 @@
-"""The edge agent: takes part in runs on one device, and never listens on a port."""
+"""The edge agent: takes part in runs on one device. It only opens connections, it accepts none."""

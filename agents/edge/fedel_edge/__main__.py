@@ -1,4 +1,4 @@
-"""``python -m fedel_edge --config agent.toml``: run the agent until it is told to stop."""
+"""``python -m fedel_edge --config agent.toml``: run the agent until it is stopped by a signal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedel.errors import FedelError
 from fedel.logs import set_up_logging
 from fedel.security.tls import add_options
 from fedel_edge.agent import Agent
+from fedel_edge.certificates import adopt
 from fedel_edge.config import AgentConfig
-from fedel_edge.credentials import adopt
-from fedel_edge.notify import Systemd, told
-from fedel_edge.shown import shown
+from fedel_edge.metrics_server import serve_metrics
+from fedel_edge.notify import Systemd, report_to_systemd
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def start(config_file: str | None, overrides: Sequence[str]) -> int:
 
 
 def load(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:
-    """The configuration of a file, or the defaults, with overrides applied."""
+    """The configuration in a file, or the defaults, with overrides applied."""
     table = configuration.read(path) if path else {}
     for override in overrides:
         configuration.override_key(table, override)
@@ -51,25 +51,25 @@ def run(config: AgentConfig) -> int:
     set_up_logging(config.log_level, config.log_json)
     busy = asyncio.run(_run(config))
     if busy:
-        # A step of torch cannot be interrupted, and the interpreter must not be taken down under it.
+        # A step of torch cannot be interrupted, and the interpreter must not be shut down while it runs.
         logging.shutdown()
         os._exit(0)
     return 0
 
 
 async def _run(config: AgentConfig) -> bool:
-    """Returns whether a training that was given up still keeps its thread busy."""
-    with shown(config.http) as metrics:
+    """Returns whether the worker is still busy with a training that was given up."""
+    with serve_metrics(config.http) as metrics:
         agent, systemd = Agent(adopt(config), metrics=metrics), Systemd()
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            systemd.tell(STOPPING="1")
+            systemd.notify(STOPPING="1")
             agent.stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        async with told(systemd, lambda: agent.status):
+        async with report_to_systemd(systemd, lambda: agent.status):
             await agent.run()
         return agent.worker.busy
 

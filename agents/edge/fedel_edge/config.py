@@ -15,26 +15,26 @@ class AgentConfig:
     coordinator: str = "127.0.0.1:7070"
     """Address of the coordinator, ``host:port``; the aggregators' addresses come from it."""
     name: str = ""
-    """Name of this client, unique in the federation; empty takes the certificate's, or the host's name."""
+    """Name of this client, unique in the federation; empty uses the certificate's, or the host's name."""
     state_dir: Path = Path("agent-state")
-    """Where models, memories and profiles are kept; an agent goes on from here after a restart."""
+    """Where models, memories and profiles are kept; after a restart the agent continues from here."""
     device: str = "cpu"
-    """What trains: ``cpu``, ``cuda``, ``cuda:1``, ..."""
+    """What the agent trains on: ``cpu``, ``cuda``, ``cuda:1``, ..."""
     device_type: str = ""
-    """Type of hardware, by which metrics are grouped; empty reads it from the device."""
+    """Type of hardware, for grouping metrics; empty reads it from the device."""
     threads: int = 0
-    """CPU threads of torch; 0 leaves it to torch. Several agents on one machine need 1 each."""
+    """CPU threads of torch; 0 leaves it to torch. Use 1 where several agents share a machine."""
     slowdown: float = 1.0
-    """Behave as a device so many times slower: for trials on one machine."""
+    """Behave as a device that is this many times slower, for trials on one machine."""
     profile: str = ""
-    """File with a timing profile; empty measures one, once for each model."""
+    """File with a timing profile; empty measures one, once per model."""
     evaluate: bool = True
     """Offer to test models on the data set's test data."""
     grace_seconds: float = 10.0
-    """How long an upload may still take when the agent is told to stop."""
+    """How long an upload may still take when the agent is stopped."""
     http: str = ""
-    """Show ``/metrics`` on ``host:port``, for a device that can be scraped; port 0 takes a free one, empty
-    switches it off. What the coordinator hears it shows anyway."""
+    """Serve ``/metrics`` on ``host:port``, for a device that Prometheus can reach; port 0 picks a free one,
+    empty switches it off. The coordinator's own metrics include most of it."""
     log_level: str = "INFO"
     log_json: bool = True
     """Logs as JSON lines, or as plain text."""
@@ -43,9 +43,9 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         if self.slowdown < 1:
-            raise ValueError(f"slowdown = {self.slowdown:g}: at least 1, which is the device as it is")
+            raise ValueError(f"slowdown = {self.slowdown:g}: use at least 1, which leaves the device as it is")
         if self.threads < 0 or self.grace_seconds < 0:
-            raise ValueError("threads and grace_seconds cannot be negative")
+            raise ValueError("threads and grace_seconds cannot be negative; 0 is the least")
         if ":" not in self.coordinator:
             raise ValueError(f"coordinator = {self.coordinator!r}: write it as host:port")
 

@@ -1,7 +1,6 @@
-"""What a device is and how it fares: type, memory, power, temperature. What it does not tell is ``None``.
+"""What a device is and how it does: type, memory, power, temperature. What it does not report is ``None``.
 
-Everything is read from the files Linux shows; ``root`` is where its file system starts, so that tests can
-show another one.
+Everything is read from files that Linux provides; ``root`` is where they start, so that tests can use others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PLAUSIBLE_CELSIUS = (-40.0, 150.0)
 
 @dataclass(frozen=True)
 class Facts:
-    """What a device is."""
+    """Type and memory of a device."""
 
     device_type: str
     memory_bytes: int
@@ -52,7 +51,7 @@ def temperature_celsius(root: Path = Path("/")) -> float | None:
 
 
 class Rails:
-    """INA power monitors, as Jetsons have them: instantaneous power."""
+    """INA power monitors, as in a Jetson: the power at this moment."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._rails: dict[str, Callable[[], float | None]] = {}
@@ -71,7 +70,7 @@ class Rails:
         for power in sorted(monitor.glob("power*_input")):  # microwatts
             number = power.name.removeprefix("power").removesuffix("_input")
             self._add(monitor, _text(monitor / f"power{number}_label"), number, partial(_scaled, power, 1e-6))
-        for volts in sorted(monitor.glob("in[0-9]*_input")):  # millivolts, with milliamperes beside
+        for volts in sorted(monitor.glob("in[0-9]*_input")):  # millivolts, next to milliamperes
             number = volts.name.removeprefix("in").removesuffix("_input")
             amperes, label = monitor / f"curr{number}_input", _text(monitor / f"in{number}_label")
             if amperes.exists() and label and not (monitor / f"power{number}_input").exists():
@@ -89,7 +88,7 @@ class Rails:
         return bool(self._rails)
 
     def watts(self) -> float | None:
-        """Of the rail that feeds the whole board, if there is one; of all rails together otherwise."""
+        """Power of the rail that feeds the whole board, if there is one; otherwise of all rails together."""
         feeding = [read for name, read in self._rails.items() if name.endswith("_IN") or name == "VIN"]
         values = [read() for read in feeding or self._rails.values()]
         known = [value for value in values if value is not None]
@@ -97,7 +96,7 @@ class Rails:
 
 
 class Rapl:
-    """Intel's energy counters: mean power since the last look. Most systems show them to root alone."""
+    """Intel's energy counters: mean power since the last reading. On most systems only root can read them."""
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         folder = root / "sys/class/powercap"
@@ -121,14 +120,14 @@ class Rapl:
         return sum(self._step(package, old[package], new[package]) for package in both) / (now - before)
 
     def _step(self, package: Path, old: float, new: float) -> float:
-        """Joules between two counts; the counter starts again at its range."""
+        """Joules between two counts; the counter starts again at 0 when it reaches its range."""
         wrapped = (_number(package / "max_energy_range_uj") or 0.0) if new < old else 0.0
         return max(0.0, new - old + wrapped) / 1e6
 
 
 @dataclass(frozen=True)
 class Usage:
-    """How the device fared during a task."""
+    """Power, energy and highest temperature during a task."""
 
     watts: float | None = None
     joules: float | None = None
@@ -136,7 +135,7 @@ class Usage:
 
 
 class Meter:
-    """Looks at power and temperature now and then, in a thread of its own, while its block runs."""
+    """Samples power and temperature in a thread of its own while its block runs."""
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class Meter:
             self.look()
 
     def look(self) -> None:
-        """Take the power of now for the time since the last look."""
+        """Read the power once, and count it for all the time since the last reading."""
         now = self._clock()
         watts, celsius = self._source.watts(), temperature_celsius(self._root)
         if watts is not None and now > self._last:

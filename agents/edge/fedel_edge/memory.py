@@ -1,4 +1,4 @@
-"""A client's memories on disk, one file a round, so that a device goes on where it was after a power cut."""
+"""A client's memories on disk, one file per round, so that a device continues where it was after a restart."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _KEPT = 3
 class DiskMemories:
     """``memory-<round>.json``, with ``memory-<round>.safetensors`` beside it where a method keeps tensors.
 
-    Three are kept: the one last taken up, which lost rounds go back to, and the newest.
+    Three are kept: the one last loaded, to which lost rounds go back, and the newest.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._taken_up: int | None = None
+        self._loaded: int | None = None
 
     def load(self, round_num: int) -> Memory | None:
-        """The memory staged in that round; ``None`` if it is gone or damaged."""
+        """The memory staged in that round; ``None`` if it is missing or damaged."""
         path = self._path(round_num)
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
@@ -43,9 +43,9 @@ class DiskMemories:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            _log.warning("%s is damaged (%s): going on from the coordinator's copy", path, error)
+            _log.warning("%s is damaged (%s): continuing from the coordinator's copy", path, error)
             return None
-        self._taken_up = round_num
+        self._loaded = round_num
         return memory
 
     def stage(self, round_num: int, memory: Memory) -> None:
@@ -64,8 +64,8 @@ class DiskMemories:
 
     def _forget_old(self) -> None:
         rounds = sorted(int(path.stem.removeprefix("memory-")) for path in self._folder.glob("memory-*.json"))
-        newest = [r for r in rounds if r != self._taken_up]
-        room = _KEPT - (self._taken_up in rounds)
+        newest = [r for r in rounds if r != self._loaded]
+        room = _KEPT - (self._loaded in rounds)
         for old in newest[:-room]:
             self._path(old).unlink(missing_ok=True)
             self._path(old).with_suffix(".safetensors").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Tell systemd how the agent fares: ready, alive, stopping (sd_notify). Without systemd nothing is told."""
+"""Report to systemd that the agent is ready, alive or stopping (sd_notify). Without systemd nothing is sent."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 _BEATS = 3
-"""How often in a watchdog's time the agent shows that it is alive; a lost beat is no death."""
+"""Signs of life per watchdog period; one may be lost without harm."""
 _STATUS_SECONDS = 10.0
-"""How often the status line is told where no watchdog asks."""
+"""How often the status line is sent where there is no watchdog."""
 
 
 class Systemd:
-    """The socket on which the service manager listens, if one started this process."""
+    """The service manager's socket, if one started this process."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # A leading @ means Linux' abstract namespace, which has a zero byte there.
+        # A leading @ stands for Linux' abstract namespace, whose names start with a zero byte.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.watchdog_seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6 if ours else 0.0
@@ -27,8 +27,8 @@ class Systemd:
     def __bool__(self) -> bool:
         return bool(self._address)
 
-    def tell(self, **facts: str) -> None:
-        """Such as ``READY="1"``. A manager that cannot take it now loses it; the agent does not wait."""
+    def notify(self, **facts: str) -> None:
+        """Send facts such as ``READY="1"``. Never waits: what the manager cannot take now is lost."""
         if not self._address:
             return
         message = "\n".join(f"{key}={value}" for key, value in facts.items())
@@ -41,12 +41,12 @@ class Systemd:
 
 
 @asynccontextmanager
-async def told(systemd: Systemd, status: Callable[[], str]) -> AsyncIterator[None]:
-    """Ready on entering, and alive for as long as this event loop gets to run its tasks."""
+async def report_to_systemd(systemd: Systemd, status: Callable[[], str]) -> AsyncIterator[None]:
+    """Ready on entering, and alive as long as this event loop runs its tasks."""
     if not systemd:
         yield
         return
-    systemd.tell(READY="1", STATUS=status())
+    systemd.notify(READY="1", STATUS=status())
     beating = asyncio.ensure_future(_beat(systemd, status))
     try:
         yield
@@ -55,7 +55,7 @@ async def told(systemd: Systemd, status: Callable[[], str]) -> AsyncIterator[Non
 
 
 async def _beat(systemd: Systemd, status: Callable[[], str]) -> None:
-    every = systemd.watchdog_seconds / _BEATS or _STATUS_SECONDS
+    period_seconds = systemd.watchdog_seconds / _BEATS or _STATUS_SECONDS
     while True:
-        systemd.tell(WATCHDOG="1", STATUS=status())
-        await asyncio.sleep(every)
+        systemd.notify(WATCHDOG="1", STATUS=status())
+        await asyncio.sleep(period_seconds)

@@ -1,16 +1,14 @@
-"""One order of the coordinator, from its arrival to its answer: fetch the model, train or test, send."""
+"""One task of the coordinator, from its start to its answer: download, train or test, store, upload."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 from fedel.roles.edge import run_task
 from fedel.types import Tensors, Window
@@ -18,135 +16,111 @@ from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
 from fedel.wire.codec import memory_from_pb, report_to_pb, task_from_pb, window_to_pb
 from fedel.wire.payload import pack
 from fedel_edge import device
-from fedel_edge.runs import Run
-from fedel_edge.slow import Abandoned, PacedTrainer, WatchedTrainer
-from fedel_edge.state import Parcel
+from fedel_edge.joined_runs import JoinedRun
+from fedel_edge.progress import WatchedTrainer
+from fedel_edge.run_folder import StoredUpdate
+from fedel_edge.slowdown import SlowedTrainer
 from fedel_edge.transfer import download, upload
 from fedel_edge.worker import Worker
 
-T = TypeVar("T")
 Send = Callable[[coordinator_pb2.SessionRequest], None]
 
 
-class Order:
-    """Work that the coordinator asked for, until it is done or nobody wants it any more."""
+class Abandoned(Exception):
+    """The task was given up; raised in the worker's thread to end its training."""
 
-    def __init__(self, run: Run, number: int) -> None:
+
+class TaskRun:
+    """The work on one assignment, until it is settled or given up.
+
+    Giving up has to reach two places, and takes two signals. The coroutine, which waits for its
+    turn, for a transfer or for the worker, is cancelled. A function that runs in the worker's thread cannot be
+    cancelled: it looks at ``given_up`` between its steps, and ends a sleep when it is set.
+    """
+
+    def __init__(self, run: JoinedRun) -> None:
         self.run = run
-        self.number = number
-        """Round of a task, version of an evaluation."""
         self.phase = ""
-        self.outcome: coordinator_pb2.SessionRequest | None = None
-        """What was answered, to be said again if it is asked again."""
         self.given_up = threading.Event()
-        self._signal, self._settled = asyncio.Event(), asyncio.Event()
+        self.task: asyncio.Future[None] | None = None
+        """The coroutine, once it is started."""
 
     def give_up(self) -> None:
         self.given_up.set()
-        self._signal.set()
+        if self.task is not None:
+            self.task.cancel()
 
-    def settle(self, outcome: coordinator_pb2.SessionRequest | None) -> None:
-        self.outcome = outcome
-        self._settled.set()
-
-    async def finished(self, timeout_seconds: float) -> None:
-        """Until it is settled, for so long at most."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), timeout_seconds)
-
-    async def unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; ``Abandoned``, and the work cancelled, as soon as the order is given up."""
-        task, signal = asyncio.ensure_future(work), asyncio.ensure_future(self._signal.wait())
-        try:
-            await asyncio.wait({task, signal}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Abandoned
-            return task.result()
-        finally:
-            signal.cancel()
-            task.cancel()
-            await asyncio.wait({task})
+    def check(self) -> None:
+        if self.given_up.is_set():
+            raise Abandoned
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """What orders are carried out with."""
+class TaskRunner:
+    """Carries out tasks and evaluations."""
 
     worker: Worker
     send: Send
     slowdown: float = 1.0
     clock: Callable[[], float] = time.perf_counter
-    """Measures what keeps the trainer busy."""
+    """Measures how long the trainer is busy."""
     root: Path = Path("/")
-    """Where the device's file system starts."""
+    """Root of the file system that the device's sensors are read from."""
 
-    async def train(self, order: Order, task: task_pb2.Task) -> coordinator_pb2.TaskDone:
-        """Carry out a task. An update that waits on disk from before a restart is only sent."""
-        run, phases = order.run, coordinator_pb2.PhaseSeconds()
-        made = await self.worker.run(partial(run.folder.outbox.get, task.round_num))
-        parcel, usage, bytes_down = (
-            (made, device.Usage(), 0) if made is not None else await self._make(order, task, phases)
+    async def train(self, task_run: TaskRun, task: task_pb2.Task) -> coordinator_pb2.TaskDone:
+        """Carry out a task. An update that is stored from before a restart is only sent."""
+        run, phases = task_run.run, coordinator_pb2.PhaseSeconds()
+        stored = await self.worker.run(partial(run.folder.outbox.get, task.round_num))
+        update, usage, bytes_down = (
+            (stored, device.Usage(), 0) if stored is not None else await self._make(task_run, task, phases)
         )
-        begin = self._enter(order, task, "upload")
-        sent = await order.unless_given_up(upload(run, parcel))
-        phases.wait = sent.wait_seconds
-        phases.upload = time.monotonic() - begin - sent.wait_seconds
+        begin = self._enter(task_run, task, "upload")
+        bytes_up, phases.wait = await upload(run, update)
+        phases.upload = time.monotonic() - begin - phases.wait
         return coordinator_pb2.TaskDone(
             run=run.name,
-            report=parcel.header.report,
+            report=update.header.report,
             phases=phases,
-            bytes_up=sent.num_bytes,
+            bytes_up=bytes_up,
             bytes_down=bytes_down,
             device=_device_state(usage),
         )
 
     async def _make(
-        self, order: Order, task: task_pb2.Task, phases: coordinator_pb2.PhaseSeconds
-    ) -> tuple[Parcel, device.Usage, int]:
-        begin = self._enter(order, task, "download")
-        model, bytes_down = await order.unless_given_up(download(order.run, task.model_version, self.worker))
+        self, task_run: TaskRun, task: task_pb2.Task, phases: coordinator_pb2.PhaseSeconds
+    ) -> tuple[StoredUpdate, device.Usage, int]:
+        begin = self._enter(task_run, task, "download")
+        model, bytes_down = await download(task_run.run, task.model_version, self.worker)
         phases.download = time.monotonic() - begin
-        begin = self._enter(order, task, "train")
-        fit = partial(self._fit, order, task, model, asyncio.get_running_loop())
-        parcel, usage = await order.unless_given_up(self.worker.run(fit))
+        begin = self._enter(task_run, task, "train")
+        fit = partial(self._fit, task_run, task, model, asyncio.get_running_loop())
+        update, usage = await self.worker.run(fit)
         phases.train = time.monotonic() - begin
-        return parcel, usage, bytes_down
+        return update, usage, bytes_down
 
-    def _enter(self, order: Order, task: task_pb2.Task, phase: str) -> float:
-        if order.given_up.is_set():
-            raise Abandoned
-        order.phase = phase
-        self._tell(task, phase)
+    def _enter(self, task_run: TaskRun, task: task_pb2.Task, phase: str) -> float:
+        task_run.phase = phase
+        self._report(task, phase)
         return time.monotonic()
 
-    def _tell(
-        self,
-        task: task_pb2.Task,
-        phase: str,
-        window: task_pb2.WindowState | None = None,
-        planned_seconds: float = 0.0,
-    ) -> None:
+    def _report(self, task: task_pb2.Task, phase: str, window: task_pb2.WindowState | None = None) -> None:
         progress = coordinator_pb2.TaskProgress(
-            run=task.run,
-            round_num=task.round_num,
-            phase=phase,
-            window=window,
-            planned_seconds=planned_seconds,
+            run=task.run, round_num=task.round_num, phase=phase, window=window
         )
         self.send(coordinator_pb2.SessionRequest(progress=progress))
 
     def _fit(
-        self, order: Order, message: task_pb2.Task, model: Tensors, loop: asyncio.AbstractEventLoop
-    ) -> tuple[Parcel, device.Usage]:
-        """In the worker's thread: train, and put the update where a power cut does not reach it."""
-        run = order.run
+        self, task_run: TaskRun, message: task_pb2.Task, model: Tensors, loop: asyncio.AbstractEventLoop
+    ) -> tuple[StoredUpdate, device.Usage]:
+        """In the worker's thread: train, and store the update so that it survives a power cut."""
+        run = task_run.run
 
-        def on_train(window: Window, selected: tuple[str, ...], seconds: float) -> None:
+        def on_train(window: Window, selected: tuple[str, ...]) -> None:
             state = window_to_pb(window, 0, 0, selected)
-            loop.call_soon_threadsafe(self._tell, message, "train", state, seconds)
+            loop.call_soon_threadsafe(self._report, message, "train", state)
 
-        paced = PacedTrainer(run.trainer, self.slowdown, order.given_up, self.clock)
-        trainer = WatchedTrainer(paced, order.given_up, on_train)
+        slowed = SlowedTrainer(run.trainer, self.slowdown, task_run.given_up, self.clock)
+        trainer = WatchedTrainer(slowed, task_run.check, on_train)
         with device.Meter(self.root) as meter:
             update = run_task(
                 run.strategy,
@@ -163,20 +137,17 @@ class Workbench:
         header = aggregator_pb2.UpdateHeader(
             run=run.name, report=report_to_pb(report), tensors=payload.manifest, digest=payload.digest
         )
-        run.folder.outbox.put(message.round_num, header, payload)
-        parcel = run.folder.outbox.get(message.round_num)
-        assert parcel is not None, "it was written just now"
-        return parcel, meter.usage
+        return run.folder.outbox.put(message.round_num, header, payload), meter.usage
 
     async def evaluate(
-        self, order: Order, task: coordinator_pb2.EvaluationTask
+        self, task_run: TaskRun, task: coordinator_pb2.EvaluationTask
     ) -> coordinator_pb2.EvaluationDone:
-        run, judge = order.run, order.run.evaluator
-        assert judge is not None, "checked when the order came"
-        model, _ = await order.unless_given_up(download(run, task.model_version, self.worker))
+        run, evaluator = task_run.run, task_run.run.evaluator
+        assert evaluator is not None, "checked when the task came"
+        model, _ = await download(run, task.model_version, self.worker)
         begin = time.monotonic()
         exits = run.strategy.exits_to_average(run.trainer.spec)
-        score = await order.unless_given_up(self.worker.run(partial(judge, model, exits)))
+        score = await self.worker.run(partial(evaluator, model, exits))
         return coordinator_pb2.EvaluationDone(
             run=run.name,
             model_version=task.model_version,

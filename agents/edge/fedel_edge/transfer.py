@@ -1,104 +1,81 @@
-"""Models down and updates up, tried again for as long as somebody waits for them."""
+"""Models down and updates up, all shards at the same time, tried again until they arrive or are given up."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from grpc import aio
-
 from fedel.errors import ServiceError
 from fedel.types import Array
-from fedel.wire.channel import RETRIED, backoff_seconds
 from fedel.wire.codec import report_from_pb
-from fedel.wire.payload import Payload
-from fedel.wire.streams import Fetched, fetch_model, push_update
-from fedel_edge.runs import Run
-from fedel_edge.state import Parcel
+from fedel.wire.fan_out import fan_out
+from fedel.wire.retry import describe, is_transient, retrying
+from fedel.wire.streams import Fetched, Pushed, fetch_model, push_update
+from fedel_edge.joined_runs import JoinedRun
+from fedel_edge.run_folder import StoredUpdate
 from fedel_edge.worker import Worker
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Sent:
-    """What an upload took."""
-
-    num_bytes: int
-    wait_seconds: float
-
-
-async def download(run: Run, version: int, worker: Worker) -> tuple[dict[str, Array], int]:
-    """The model of this version and the bytes received; only what changed since the copy on disk travels."""
+async def download(run: JoinedRun, version: int, worker: Worker) -> tuple[dict[str, Array], int]:
+    """The model of this version and the bytes received: only what changed since the copy on disk is sent."""
     have, model = await worker.run(partial(run.folder.model.load, run.trainer.spec))
     if have == version:
         return model, 0
     if have > version:
         have, model = -1, {}
-    num_bytes = 0
-    for index in range(len(run.shards)):
-        fetched = await _insist(run, "download", partial(_fetch_part, run, index, version, have))
-        model.update(fetched.tensors)
-        num_bytes += fetched.num_bytes
+    parts = await fan_out(_download_part(run, index, version, have) for index in range(len(run.shards)))
+    for part in parts:
+        model.update(part.tensors)
     missing = [t.name for t in run.trainer.spec.tensors if t.name not in model]
     if missing:
         raise ServiceError(
-            f"run '{run.name}': the aggregators sent no tensor '{missing[0]}' (and {len(missing) - 1} others) "
-            f"of version {version}; are all of them running, with the shards the run was created with?"
+            f"run '{run.name}': the aggregators did not send tensor '{missing[0]}' (and {len(missing) - 1} "
+            f"others) of version {version}; are all of them running, with the shards the run was created with?"
         )
     await worker.run(partial(run.folder.model.save, version, model))
-    return model, num_bytes
+    return model, sum(part.num_bytes for part in parts)
 
 
-async def _fetch_part(run: Run, index: int, version: int, have: int) -> Fetched:
-    return await fetch_model(run.shards[index].stub, run.name, version, have)
-
-
-async def upload(run: Run, parcel: Parcel) -> Sent:
-    """The update to every shard, each its own tensors; a shard without any hears so too."""
-    sent = [await _upload_part(run, i, parcel, parcel.part(s.tensors)) for i, s in enumerate(run.shards)]
-    return Sent(sum(s.num_bytes for s in sent), sum(s.wait_seconds for s in sent))
-
-
-async def _upload_part(run: Run, index: int, parcel: Parcel, payload: Payload) -> Sent:
-    begin = time.monotonic()
-    permits: list[tuple[float, int]] = []
-
-    def on_permit(offset: int) -> None:
-        permits.append((time.monotonic() - begin, offset))
-
-    report = report_from_pb(parcel.header.report)
-    await _insist(
-        run, "upload", lambda: push_update(run.shards[index].stub, run.name, report, payload, on_permit)
+async def _download_part(run: JoinedRun, index: int, version: int, have: int) -> Fetched:
+    return await retry_until_answered(
+        run, "download", lambda: fetch_model(run.shards[index].stub, run.name, version, have)
     )
-    if not permits:
-        return Sent(0, 0.0)  # it had been there before
-    waited, offset = permits[0]
-    return Sent(payload.num_bytes - offset, waited)
 
 
-async def _insist(run: Run, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try until it works or is refused for good; whoever waits gives it up by cancelling."""
-    tries = 0
-    while True:
-        try:
-            return await attempt()
-        except (aio.AioRpcError, ServiceError) as error:
-            if isinstance(error, aio.AioRpcError) and error.code() not in RETRIED:
-                raise
-            why = error.details() if isinstance(error, aio.AioRpcError) else str(error)
-            _log.log(
-                logging.WARNING if tries == 0 else logging.DEBUG,
-                "%s of run '%s' broke (%s): trying again",
-                what,
-                run.name,
-                why,
-            )
-        await asyncio.sleep(backoff_seconds(tries))
-        tries += 1
+async def upload(run: JoinedRun, update: StoredUpdate) -> tuple[int, float]:
+    """Send every shard its own tensors; one without any is sent an empty update.
+
+    Returns the number of bytes sent, and the seconds until the last shard permitted it.
+    """
+    sent = await fan_out(_upload_part(run, index, update) for index in range(len(run.shards)))
+    return sum(part.num_bytes for part in sent), max((part.wait_seconds for part in sent), default=0.0)
+
+
+async def _upload_part(run: JoinedRun, index: int, update: StoredUpdate) -> Pushed:
+    report, pushed = report_from_pb(update.header.report), Pushed()
+
+    async def attempt() -> Pushed:
+        shard = run.shards[index]
+        return await push_update(shard.stub, run.name, report, update.part(shard.tensors), pushed)
+
+    return await retry_until_answered(run, "upload", attempt)
+
+
+async def retry_until_answered(run: JoinedRun, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Try until it succeeds or is refused for good. Cancelling gives up."""
+
+    def log(error: Exception, failures: int) -> None:
+        level = logging.WARNING if failures == 1 else logging.DEBUG
+        _log.log(level, "%s of run '%s' broke (%s): trying again", what, run.name, describe(error))
+
+    return await retrying(
+        attempt,
+        retried=lambda error: is_transient(error) or isinstance(error, ServiceError),
+        on_failure=log,
+        sleep=run.sleep,
+    )

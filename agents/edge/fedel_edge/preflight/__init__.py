@@ -1,1 +1,1 @@
-"""``fedel preflight``: whether a device is ready to train, before a run finds out that it is not."""
+"""``fedel preflight``: checks whether a device is ready to train, before a run depends on it."""

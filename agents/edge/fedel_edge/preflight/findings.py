@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENROL = (
-    "`fedel certs token NAME` at the server prints a token, `fedel certs enrol TOKEN --at ...` here trades it"
-)
+ENROL = "`fedel certs token NAME` at the server prints a token; use it here: `fedel certs enrol TOKEN --at ...`"
 GOOD, BAD, SKIPPED = "good", "bad", "skipped"
 
 
 @dataclass(frozen=True)
 class Finding:
     check: str
-    """What was looked at, in a word or two."""
+    """What was checked, in a word or two."""
     state: str
     """``good``, ``bad`` or ``skipped``."""
     said: str
     remedy: str = ""
-    """What to do; empty if nothing is to be done."""
+    """What to do; empty if there is nothing to do."""
 
 
 def good(check: str, said: str) -> Finding:

@@ -1,4 +1,4 @@
-"""All checks of an agent, in the order in which each needs the ones before it."""
+"""All checks of an agent; each needs the ones before it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from fedel.errors import CertificateError, ConfigError
 from fedel.job import RunConfig
 from fedel.security.certificates import utc_now
 from fedel.security.folder import Credentials
-from fedel_edge.certificate import named
+from fedel_edge.certificates import kept_folder, latest, with_certificate_name
 from fedel_edge.config import AgentConfig
-from fedel_edge.credentials import kept_folder, latest
 from fedel_edge.preflight import machine, reach
 from fedel_edge.preflight.findings import BAD, ENROL, Finding, bad, good, skipped
 
@@ -19,7 +18,7 @@ from fedel_edge.preflight.findings import BAD, ENROL, Finding, bad, good, skippe
 async def preflight(
     config: AgentConfig, job: RunConfig | None = None, root: Path = Path("/")
 ) -> AsyncIterator[Finding]:
-    """What each check finds, as soon as it does."""
+    """The findings, each as soon as its check is done."""
     async for finding in servers(config):
         yield finding
     for finding in device(config, job, root):
@@ -27,12 +26,12 @@ async def preflight(
 
 
 async def servers(config: AgentConfig) -> AsyncIterator[Finding]:
-    """This device's certificate, the servers, and its clock beside theirs."""
+    """This device's certificate, the servers, and how far its clock is off theirs."""
     found, own = certificate(config)
     yield found
     if found.state == BAD:
-        yield skipped("coordinator", "not dialled without a good certificate")
-        yield skipped("clock", "the coordinator could not be asked for its time")
+        yield skipped("coordinator", "not connected to without a good certificate")
+        yield skipped("clock", "the coordinator could not be reached for its time")
         return
     coordinator = await reach.reach("coordinator", config.coordinator, own)
     yield coordinator.finding
@@ -42,7 +41,7 @@ async def servers(config: AgentConfig) -> AsyncIterator[Finding]:
 
 
 def device(config: AgentConfig, job: RunConfig | None, root: Path = Path("/")) -> Iterator[Finding]:
-    """What is needed to train; what comes last takes longest."""
+    """What is needed to train; the slowest checks come last."""
     yield machine.disk(config)
     yield machine.memory(root)
     there = machine.torch_there(config)
@@ -52,8 +51,8 @@ def device(config: AgentConfig, job: RunConfig | None, root: Path = Path("/")) -
         yield skipped("one step", "needs torch")
         return
     if job is not None and job.trainer != RunConfig.trainer:
-        yield skipped("data set", f"the job brings a trainer of its own, {job.trainer}")
-        yield skipped("one step", "that trainer alone knows how")
+        yield skipped("data set", f"the job has a trainer of its own, {job.trainer}")
+        yield skipped("one step", "only that trainer knows how")
         return
     found, data = machine.data_set(config, job)
     yield found
@@ -63,7 +62,7 @@ def device(config: AgentConfig, job: RunConfig | None, root: Path = Path("/")) -
 
 
 def certificate(config: AgentConfig) -> tuple[Finding, Credentials | None]:
-    """Whose certificate it is, and for how long; none where plain text is spoken."""
+    """Whose certificate it is, and for how long; none without TLS."""
     check = "certificate"
     try:
         how = config.tls.check(config.coordinator)
@@ -73,7 +72,7 @@ def certificate(config: AgentConfig) -> tuple[Finding, Credentials | None]:
         return skipped(check, how), None
     try:
         own = latest(config.tls.folder, kept_folder(config))
-        named(config, own)
+        with_certificate_name(config, own)
     except CertificateError as error:
         return bad(check, str(error), ENROL), None
     facts = own.facts

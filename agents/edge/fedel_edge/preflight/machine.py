@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from fedel.types import Array
 
 LEAST_DISK_BYTES = 2e9
-"""A few models, an update that waits, profiles."""
+"""For a few models, a stored update and profiles."""
 LEAST_MEMORY_BYTES = 1.5e9
-"""Torch alone takes a third of it; with CUDA twice as much."""
+"""Torch itself takes a third of it, and with CUDA twice as much."""
 _STEPS = 5
 _NOISE: tuple[str, dict[str, float], tuple[int, ...]] = ("vgg16", {"width": 0.25}, (3, 32, 32))
-"""What is timed where no job says what will be trained."""
+"""The model and input shape that are timed without a job."""
 
 
 def disk(config: AgentConfig) -> Finding:
-    """Room for the agent's state, and leave to write it."""
+    """Free space for the agent's state, and permission to write it."""
     folder = config.state_dir.absolute()
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
@@ -51,7 +51,7 @@ def memory(root: Path = Path("/")) -> Finding:
     try:
         text = (root / "proc/meminfo").read_text(encoding="utf-8")
     except OSError:
-        return skipped("memory", "this system does not tell")
+        return skipped("memory", "this system does not report it")
     total, free = (
         float(found[1]) * 1024 if (found := re.search(rf"^{word}:\s+(\d+) kB", text, re.MULTILINE)) else 0.0
         for word in ("MemTotal", "MemAvailable")
@@ -64,7 +64,7 @@ def memory(root: Path = Path("/")) -> Finding:
 
 
 def torch_there(config: AgentConfig) -> Finding:
-    """Torch, and the device that is to train."""
+    """Torch, and the device that it will train on."""
     try:
         import torch
     except ImportError as error:
@@ -73,27 +73,29 @@ def torch_there(config: AgentConfig) -> Finding:
     try:
         device = torch.device(config.device)
     except RuntimeError:
-        return bad("torch", f"device = {config.device!r}: torch knows no such device", 'write "cpu" or "cuda"')
+        return bad(
+            "torch", f"device = {config.device!r}: torch does not know this device", 'write "cpu" or "cuda"'
+        )
     said = f"torch {torch.__version__}, "
     if device.type == "cpu":
         idle = '; a GPU is there too (device = "cuda")' if torch.cuda.is_available() else ""
         return good("torch", f"{said}{config.threads or torch.get_num_threads()} CPU threads{idle}")
     if device.type != "cuda":
-        return skipped("torch", f"{said}{device}: not looked at; FedEL is tried on cpu and cuda")
+        return skipped("torch", f"{said}{device}: not checked; FedEL is tested on cpu and cuda")
     if not torch.cuda.is_available():
         why = "is built without CUDA" if torch.version.cuda is None else "finds no GPU"
-        remedy = "install a build for this GPU (docs/jetson.md), see to /dev/nv* and its group, or train on cpu"
+        remedy = "install a build for this GPU (docs/jetson.md), check /dev/nv* and its group, or train on cpu"
         return bad("torch", f"device = {config.device!r}, but torch {torch.__version__} {why}", remedy)
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
         return bad(
-            "torch", f"device = {config.device!r}, but there are {count} GPUs", 'they count from "cuda:0"'
+            "torch", f"device = {config.device!r}, but there are {count} GPUs", 'the first one is "cuda:0"'
         )
     return good("torch", f"{said}CUDA {torch.version.cuda}, {torch.cuda.get_device_name(device)}")
 
 
 def data_set(config: AgentConfig, job: RunConfig | None) -> tuple[Finding, Dataset | None]:
-    """The job's data set and this client's part of it; without a job, what data sets there are."""
+    """The job's data set and this client's part of it; without a job, the data sets that are here."""
     from fedel.data.files import data_root
     from fedel.data.registry import ENTRIES
     from fedel.data.store import is_present
@@ -103,7 +105,7 @@ def data_set(config: AgentConfig, job: RunConfig | None) -> tuple[Finding, Datas
         there = [name for name in ENTRIES if is_present(name, root)]
         if there:
             return good("data set", f"{', '.join(there)} in {root}"), None
-        remedy = "--job JOB.toml checks what that job needs; `fedel data get NAME` brings a data set"
+        remedy = "--job JOB.toml checks what that job needs; `fedel data get NAME` downloads a data set"
         return skipped("data set", f"none in {root}", remedy), None
     from fedel.training.factory import make_data, part_of
 
@@ -111,9 +113,7 @@ def data_set(config: AgentConfig, job: RunConfig | None) -> tuple[Finding, Datas
         data = make_data(job, config.data.root)
         part = part_of(data, config.data)
     except FedelError as error:
-        remedy = (
-            f"data sets are looked for in {root} (data.root): bring it there with --root, for the agent's user"
-        )
+        remedy = f"data sets belong in {root} (data.root): put it there with --root, as the agent's user"
         return bad("data set", str(error), remedy), None
     said = f"{data.name}: {len(part)} of {len(data.train)} training samples are this client's"
     return good("data set", said), data
@@ -124,7 +124,7 @@ def one_step(config: AgentConfig, job: RunConfig | None, data: Dataset | None) -
     try:
         seconds, what = _timed_steps(config, job, data)
     except (FedelError, RuntimeError) as error:
-        remedy = "too little memory: a smaller batch or model; CUDA: does the torch build fit the driver?"
+        remedy = "out of memory: use a smaller batch or model; CUDA: does the torch build fit the driver?"
         return bad("one step", f"it fails: {str(error).splitlines()[0]}", remedy)
     return good("one step", f"{seconds:.3f} s for {what}")
 

@@ -1,4 +1,4 @@
-"""The way to the servers, a step at a time: name, port, the server's certificate, its health, its clock."""
+"""Reaching the servers, one step at a time: name, port, the server's certificate, its health, its clock."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from fedel_edge.preflight.findings import ENROL, Finding, bad, good, skipped
 
 TIMEOUT_SECONDS = 10.0
 MOST_SKEW_SECONDS = 60.0
-"""New certificates are valid for clocks that are late by five minutes; logs are of use up to less."""
-_CLOCK = "set the clock: `timedatectl set-ntp true`, and see that a time server can be reached"
+"""Clocks may be five minutes late for new certificates to be valid; logs need less to be comparable."""
+_CLOCK = "set the clock: `timedatectl set-ntp true`, and check that a time server can be reached"
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What became of knocking at a server."""
+    """The result of trying to reach a server."""
 
     finding: Finding
     skew: Skew | None = None
     aggregators: Sequence[str] = ()
-    """Addresses that a coordinator told."""
+    """Addresses that a coordinator sent."""
 
     @property
     def ok(self) -> bool:
@@ -43,23 +43,23 @@ class Reached:
 
 
 async def reach(check: str, address: str, own: Credentials | None) -> Reached:
-    """Knock at a server's port and ask for its health."""
+    """Connect to a server and request its health."""
     try:
         async with _channel(address, own) as channel:
             return await _ask(check, address, channel)
     except aio.AioRpcError as error:
         problem = None
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            problem = await asyncio.to_thread(_knock, check, address, own)
+            problem = await asyncio.to_thread(_probe, check, address, own)
         return Reached(problem or _refused(check, address, error))
 
 
 def clock(reached: Reached) -> Finding:
-    """The device's clock beside the coordinator's."""
+    """How far the device's clock is off the coordinator's."""
     if not reached.ok:
-        return skipped("clock", "the coordinator could not be asked for its time")
+        return skipped("clock", "the coordinator could not be reached for its time")
     if reached.skew is None:
-        return skipped("clock", "this coordinator does not tell its time: it is older than this agent")
+        return skipped("clock", "this coordinator does not send its time: it is older than this agent")
     off, doubt = reached.skew
     late = (
         f"{abs(off):.2f} s {'behind' if off > 0 else 'ahead of'} the coordinator (give or take {doubt:.2f} s)"
@@ -69,8 +69,8 @@ def clock(reached: Reached) -> Finding:
     return good("clock", late)
 
 
-def _knock(check: str, address: str, own: Credentials | None) -> Finding | None:
-    """What is wrong with name, port or the server's certificate: gRPC does not tell them apart."""
+def _probe(check: str, address: str, own: Credentials | None) -> Finding | None:
+    """What is wrong with name, port or the server's certificate: gRPC has one error for all of them."""
     host, port = host_of(address), address.rpartition(":")[2]
     try:
         with socket.create_connection((host, int(port)), TIMEOUT_SECONDS) as raw:
@@ -80,7 +80,7 @@ def _knock(check: str, address: str, own: Credentials | None) -> Finding | None:
                 with context.wrap_socket(raw, server_hostname=host):
                     pass
     except socket.gaierror as error:
-        remedy = f"correct `coordinator` if '{host}' is misspelt; else see to the name server of this device"
+        remedy = f"correct `coordinator` if '{host}' is misspelt; else check the name server of this device"
         return bad(check, f"{address}: nobody knows the name ({error.strerror})", remedy)
     except ConnectionRefusedError:
         remedy = "start it there, or correct the port; it must listen on more than its loopback (`listen`)"
@@ -89,10 +89,12 @@ def _knock(check: str, address: str, own: Credentials | None) -> Finding | None:
         remedy = f"check the address, the cable, and that no firewall drops connections to port {port}"
         return bad(check, f"{address}: no answer in {TIMEOUT_SECONDS:g} s", remedy)
     except ssl.SSLCertVerificationError as error:
-        return bad(check, f"{address}: its certificate is not good: {error.verify_message}", _distrusted(error))
+        return bad(
+            check, f"{address}: its certificate is not valid: {error.verify_message}", _distrusted(error)
+        )
     except ssl.SSLError as error:
-        remedy = "does the server have tls.dir? An agent with certificates talks to no plain port"
-        return bad(check, f"{address}: no TLS is spoken there ({error.reason or error})", remedy)
+        remedy = "does the server have tls.dir? An agent with certificates does not use a port without TLS"
+        return bad(check, f"{address}: the server there does not use TLS ({error.reason or error})", remedy)
     except (OSError, ValueError) as error:
         return bad(check, f"{address}: {error}", "check the address and the network of this device")
     return None
@@ -101,7 +103,7 @@ def _knock(check: str, address: str, own: Credentials | None) -> Finding | None:
 def _distrusted(error: ssl.SSLCertVerificationError) -> str:
     text = error.verify_message.lower()
     if "mismatch" in text:
-        return "dial it by a name in its certificate, or issue one with `fedel certs issue ... --host NAME`"
+        return "use a name that is in its certificate, or issue one with `fedel certs issue ... --host NAME`"
     if "expired" in text or "not yet valid" in text:
         return f"renew it at the server (`fedel certs renew`) if this device's clock is right; else {_CLOCK}"
     return "this is another federation's server: correct the address, or enrol here with a token of that one"
@@ -120,18 +122,21 @@ async def _channel(address: str, own: Credentials | None) -> AsyncIterator[aio.C
 async def _ask(check: str, address: str, channel: aio.Channel) -> Reached:
     stub, begin = health_pb2_grpc.HealthStub(channel), time.monotonic()
     await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
-    # The first call made the connection; the second tells how long the way is.
-    joining = time.monotonic() - begin
+    # The first call made the connection; the second measures the round trip.
+    connecting = time.monotonic() - begin
     sent, call = time.time(), stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
     answer, received = await call, time.time()
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         remedy = "wait until it has started, or look at its log"
         return Reached(bad(check, f"{address}: there, but not ready", remedy))
-    told = dict(await call.trailing_metadata() or ()).get(HEADER)
-    way = received - sent
+    server_time = dict(await call.trailing_metadata() or ()).get(HEADER)
+    round_trip = received - sent
     return Reached(
-        good(check, f"{address} answers in {way * 1e3:.0f} ms (connecting takes {joining * 1e3:.0f} ms)"),
-        skew(told, sent, received) if told else None,
+        good(
+            check,
+            f"{address} answers in {round_trip * 1e3:.0f} ms (connecting takes {connecting * 1e3:.0f} ms)",
+        ),
+        skew(server_time, sent, received) if server_time else None,
         await _aggregators(channel) if check == "coordinator" else (),
     )
 
@@ -145,8 +150,8 @@ async def _aggregators(channel: aio.Channel) -> Sequence[str]:
 def _refused(check: str, address: str, error: aio.AioRpcError) -> Finding:
     code, details = error.code(), error.details() or ""
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return bad(check, f"{address} does not let this device in: {details}", ENROL)
+        return bad(check, f"{address} refuses this device: {details}", ENROL)
     if code is grpc.StatusCode.UNAVAILABLE:
-        remedy = "is this device's certificate of the same federation, and is a gRPC server behind the port?"
-        return bad(check, f"{address} hangs up: {details}", remedy)
+        remedy = "is this device's certificate of the same federation, and does a gRPC server use this port?"
+        return bad(check, f"{address} closes the connection: {details}", remedy)
     return bad(check, f"{address}: {code.name}: {details}", "look at the server's log")

@@ -1,4 +1,4 @@
-"""An agent's own ``/metrics``, for a device that can be scraped. Off unless ``http`` says where."""
+"""An agent's own ``/metrics``, for a device that Prometheus can reach. Off unless ``http`` gives an address."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def shown(address: str) -> Iterator[AgentMetrics]:
-    """Metrics for an agent; served by a thread at ``host:port`` while the context lasts, unless it is empty."""
+def serve_metrics(address: str) -> Iterator[AgentMetrics]:
+    """Metrics for an agent, served by a thread at ``host:port`` while the block runs; empty serves none."""
     registry = CollectorRegistry()
     metrics = AgentMetrics(registry)
     if not address:
@@ -30,7 +30,7 @@ def shown(address: str) -> Iterator[AgentMetrics]:
         server, thread = start_http_server(int(port), host, registry)
     except (OSError, ValueError) as error:
         raise ServiceError(
-            f"http = {address!r}: cannot listen there ({error}); write host:port, with a port that is free"
+            f"http = {address!r}: cannot listen there ({error}); write host:port with a free port"
         ) from None
     _log.info("metrics on http://%s:%d/metrics", host, server.server_port)
     try:

@@ -1,11 +1,11 @@
-"""A key that systemd hands over, and certificates that the agent keeps beside it."""
+"""A key that systemd hands over, and the certificates that the agent keeps for it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from fedel_edge.certificates import VARIABLE, adopt, kept_folder
 from fedel_edge.config import AgentConfig
-from fedel_edge.credentials import VARIABLE, adopt, kept_folder
 
 from fedel.security.certificates import new_request
 from fedel.security.folder import ensure_key, load
@@ -18,7 +18,7 @@ def config_of(folder: Path) -> AgentConfig:
     return AgentConfig(state_dir=folder / "state", tls=Tls(dir="/etc/fedel/certs"))
 
 
-def test_the_agent_gets_a_folder_of_its_own_with_a_link_to_the_key(tmp_path: Path) -> None:
+def test_own_folder_links_to_the_key(tmp_path: Path) -> None:
     handed = Pki(tmp_path).tls("agent", "jetson-1").folder
     config = adopt(config_of(tmp_path), {VARIABLE: str(handed)})
     own = config.tls.folder
@@ -27,7 +27,7 @@ def test_the_agent_gets_a_folder_of_its_own_with_a_link_to_the_key(tmp_path: Pat
     assert (own / "key.pem").is_symlink(), "the key itself stays where systemd put it"
 
 
-def test_a_certificate_renewed_since_wins_over_the_first_one(tmp_path: Path) -> None:
+def test_renewed_certificate_wins(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     handed = pki.tls("agent", "jetson-1", days=1).folder
     environment = {VARIABLE: str(handed)}
@@ -38,7 +38,7 @@ def test_a_certificate_renewed_since_wins_over_the_first_one(tmp_path: Path) -> 
     assert (renewed, load(own)) == ((own / "cert.pem").read_bytes(), load(own))
 
 
-def test_a_new_enrolment_wins_over_what_was_kept(tmp_path: Path) -> None:
+def test_new_enrolment_wins(tmp_path: Path) -> None:
     """With another key, or as another client."""
     pki = Pki(tmp_path)
     first, second = pki.tls("agent", "jetson-1", days=9).folder, pki.tls("agent", "jetson-2", days=1).folder
@@ -47,7 +47,7 @@ def test_a_new_enrolment_wins_over_what_was_kept(tmp_path: Path) -> None:
     assert load(second) == load(config.tls.folder)
 
 
-def test_a_damaged_copy_is_replaced(tmp_path: Path) -> None:
+def test_damaged_copy_is_replaced(tmp_path: Path) -> None:
     handed = Pki(tmp_path).tls("agent", "jetson-1").folder
     own = adopt(config_of(tmp_path), {VARIABLE: str(handed)}).tls.folder
     (own / "cert.pem").write_bytes(b"half a certif")
@@ -55,7 +55,7 @@ def test_a_damaged_copy_is_replaced(tmp_path: Path) -> None:
     assert load(handed) == load(own)
 
 
-def test_without_systemd_the_folder_of_the_configuration_counts(tmp_path: Path) -> None:
+def test_without_systemd(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     assert config is adopt(config, {})
-    assert config is adopt(config, {VARIABLE: str(tmp_path)}), "other credentials than a key are none of ours"
+    assert config is adopt(config, {VARIABLE: str(tmp_path)}), "credentials without a key are not for us"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fedel_edge.agent import Agent
-from fedel_edge.shown import shown
+from fedel_edge.metrics_server import serve_metrics
 from prometheus_client import CollectorRegistry
 
 from fedel.errors import ServiceError
@@ -16,9 +16,9 @@ from fedel.telemetry import AgentMetrics
 from tests.agents.stand_ins import federation, running
 
 
-def test_an_agent_shows_its_metrics_where_it_is_told_to(caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_are_served(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    with shown("127.0.0.1:0") as metrics:
+    with serve_metrics("127.0.0.1:0") as metrics:
         metrics.observe(train_seconds=3.0, budget_seconds=2.0)
         metrics.tasks.labels("done").inc()
         address = caplog.messages[-1].removeprefix("metrics on ")
@@ -29,20 +29,20 @@ def test_an_agent_shows_its_metrics_where_it_is_told_to(caplog: pytest.LogCaptur
     assert 'service="agent"' in text
 
 
-def test_a_port_that_cannot_be_had_is_named() -> None:
-    with pytest.raises(ServiceError, match=r"http = 'nowhere': cannot listen"), shown("nowhere"):
+def test_bad_address_is_named() -> None:
+    with pytest.raises(ServiceError, match=r"http = 'nowhere': cannot listen"), serve_metrics("nowhere"):
         pass
 
 
-def test_an_agent_without_http_counts_for_nobody() -> None:
-    with shown("") as metrics:
+def test_no_address_no_server() -> None:
+    with serve_metrics("") as metrics:
         assert isinstance(metrics, AgentMetrics)
     registry = CollectorRegistry()
     AgentMetrics(registry).observe(train_seconds=0.0, budget_seconds=2.0)
     assert 0.0 == registry.get_sample_value("fedel_agent_budget_deviation_ratio")
 
 
-def test_tasks_sessions_and_breaks_are_counted(tmp_path: Path) -> None:
+def test_tasks_and_reconnects_are_counted(tmp_path: Path) -> None:
     registry = CollectorRegistry()
 
     async def scenario() -> None:

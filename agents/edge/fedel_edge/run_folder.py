@@ -1,4 +1,4 @@
-"""What an agent keeps of one run between rounds and restarts: the newest model, and an update under way."""
+"""What an agent keeps of one run between rounds and restarts: the newest model, memories, its last update."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """``<state_dir>/<run>``; what another run of the same name left in it is thrown away."""
+    """``<state_dir>/<run>``; what another run of the same name left in it is deleted."""
 
     def __init__(self, state_dir: Path, run: str, identity: str) -> None:
         self.path = state_dir / safe_name(run)
@@ -41,13 +41,13 @@ class RunFolder:
 
 
 class ModelCopy:
-    """The newest model this device has seen, so that only what changed since has to be sent to it."""
+    """The newest model this device has seen: only what has changed since then is downloaded."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load(self, spec: ModelSpec) -> tuple[int, dict[str, Array]]:
-        """Version and tensors; -1 and none if there is no whole copy here."""
+        """Version and tensors; -1 and none if there is no complete copy."""
         try:
             with safe_open(self._path, framework="numpy") as file:
                 version = int(file.metadata()["version"])
@@ -55,7 +55,7 @@ class ModelCopy:
         except FileNotFoundError:
             return -1, {}
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            _log.warning("%s is damaged (%s): fetching the whole model", self._path, error)
+            _log.warning("%s is damaged (%s): downloading the whole model", self._path, error)
             return -1, {}
         return version, tensors
 
@@ -64,15 +64,15 @@ class ModelCopy:
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A finished update."""
+class StoredUpdate:
+    """A finished update in the outbox."""
 
     header: aggregator_pb2.UpdateHeader
-    """Of the whole update; each shard gets a part."""
+    """Of the whole update; each shard is sent a part."""
     payload: Payload
 
     def part(self, names: Collection[str]) -> Payload:
-        """What one shard keeps; no names means all."""
+        """The tensors of one shard; no names means all."""
         if not names:
             return self.payload
         chosen = [i for i, entry in enumerate(self.payload.manifest) if entry.name in names]
@@ -82,19 +82,23 @@ class Parcel:
 
 
 class Outbox:
-    """The update of one round, kept until the round closes: a restarted agent sends it instead of training
+    """The update of one round, kept until the round is closed: a restarted agent sends it instead of training
     again, and it is the same to the bit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, round_num: int, header: aggregator_pb2.UpdateHeader, payload: Payload) -> None:
-        """One file: length of the header, header, payload."""
+    def put(self, round_num: int, header: aggregator_pb2.UpdateHeader, payload: Payload) -> StoredUpdate:
+        """One file: length of the header, header, payload. What is returned is mapped from it, so that it
+        takes no memory while the upload waits."""
         message = header.SerializeToString()
         with open_atomic(self._path(round_num)) as file:
             file.writelines([struct.pack("<Q", len(message)), message, *payload.buffers])
+        stored = self.get(round_num)
+        assert stored is not None, "it was written just now"
+        return stored
 
-    def get(self, round_num: int) -> Parcel | None:
+    def get(self, round_num: int) -> StoredUpdate | None:
         path = self._path(round_num)
         try:
             with path.open("rb") as file:
@@ -110,10 +114,10 @@ class Outbox:
         for entry in header.tensors:
             buffers.append(view[begin : begin + entry.num_bytes])
             begin += entry.num_bytes
-        return Parcel(header, Payload(tuple(header.tensors), tuple(buffers)))
+        return StoredUpdate(header, Payload(tuple(header.tensors), tuple(buffers)))
 
     def drop(self, up_to: int) -> None:
-        """Let go of updates of this round and earlier ones."""
+        """Delete updates of this round and earlier ones."""
         for path in self._folder.glob("update-*"):
             if int(path.name.removeprefix("update-")) <= up_to:
                 path.unlink(missing_ok=True)

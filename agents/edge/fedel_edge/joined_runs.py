@@ -1,10 +1,12 @@
-"""A run that this agent takes part in: everything built from the coordinator's offer."""
+"""A run that this agent takes part in: everything that is built from the coordinator's offer."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedel import plugins
@@ -16,7 +18,7 @@ from fedel.types import Strategy, Trainer
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import profile_to_pb
 from fedel_edge.config import AgentConfig
-from fedel_edge.state import RunFolder
+from fedel_edge.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from fedel.v1.aggregator_pb2_grpc import AggregatorServiceAsyncStub
@@ -24,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shard:
-    """An aggregator, and the tensors it keeps."""
+    """An aggregator and the tensors it keeps."""
 
     stub: AggregatorServiceAsyncStub
     tensors: Collection[str]
     """Empty means all."""
 
 
-@dataclass
-class Run:
+@dataclass(eq=False)
+class JoinedRun:
     name: str
     identity: str
     config: RunConfig
@@ -41,7 +43,18 @@ class Run:
     evaluator: Evaluator | None
     folder: RunFolder
     shards: tuple[Shard, ...] = ()
-    """Told anew with every session: an aggregator may have moved."""
+    """Replaced in every session, because an aggregator may have moved; transfers look it up at each attempt."""
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def use_shards(self, shards: tuple[Shard, ...]) -> None:
+        self.shards = shards
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait before a transfer is tried again; less if there are new addresses to try."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._moved.wait(), seconds)
 
     def join(self, slowdown: float) -> coordinator_pb2.Join:
         profile = self.trainer.profile
@@ -55,20 +68,20 @@ class Run:
 
 
 def identity_of(offer: coordinator_pb2.RunOffer) -> str:
-    """What must be the same for kept state to be of the same run."""
+    """What is the same in two offers of one run; state that was kept under another identity is of no use."""
     return "\n".join((offer.instance, offer.model_digest, offer.config_json))
 
 
-def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig) -> Run:
+def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig) -> JoinedRun:
     """Build model, data and profile. Slow: it loads data and may measure."""
     run = RunConfig.parse(json.loads(offer.config_json), f"run '{offer.run}'")
     trainer, evaluator = plugins.load(run.trainer, "trainer", ConfigError)(run, config.trainer_settings)
     if trainer.spec.digest != offer.model_digest:
         raise ModelError(
             f"run '{offer.run}' trains a model with the digest {offer.model_digest}, but "
-            f"'{trainer.spec.name}' as built here has {trainer.spec.digest}; install the version of FedEL and "
+            f"'{trainer.spec.name}' as built here has {trainer.spec.digest}; install the versions of FedEL and "
             "of the model's code that the run was created with"
         )
     identity = identity_of(offer)
     folder = RunFolder(config.state_dir, offer.run, identity)
-    return Run(offer.run, identity, run, build(run.strategy), trainer, evaluator, folder)
+    return JoinedRun(offer.run, identity, run, build(run.strategy), trainer, evaluator, folder)

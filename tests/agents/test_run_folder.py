@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fedel_edge.memory import DiskMemories
-from fedel_edge.state import ModelCopy, Outbox, RunFolder
+from fedel_edge.run_folder import ModelCopy, Outbox, RunFolder
 
 from fedel.types import Memory, Patch, Window
 from fedel.v1 import aggregator_pb2
@@ -19,7 +19,7 @@ SPEC = spec()
 MEMORY = Memory(Window(2, 4), ("a", "b"), resets=3, rounds_held=1)
 
 
-def test_a_memory_comes_back_as_it_was_with_its_tensors(tmp_path: Path) -> None:
+def test_memory_round_trip(tmp_path: Path) -> None:
     tensors = {"h": np.arange(6, dtype=np.float32).reshape(2, 3)}
     DiskMemories(tmp_path).stage(7, Memory(None, ("a",), tensors=tensors))
     DiskMemories(tmp_path).stage(8, MEMORY)
@@ -46,7 +46,7 @@ def test_memory_and_outbox_survive_a_power_cut(tmp_path: Path, monkeypatch: pyte
     assert [False, True] * 2 == synced
 
 
-def test_three_memories_are_kept_and_the_accepted_one_is_among_them(tmp_path: Path) -> None:
+def test_three_memories_are_kept(tmp_path: Path) -> None:
     memories = DiskMemories(tmp_path)
     for round_num in range(4):
         memories.stage(round_num, MEMORY)
@@ -57,22 +57,20 @@ def test_three_memories_are_kept_and_the_accepted_one_is_among_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"window": [1]}', "null"])
-def test_a_damaged_memory_is_as_good_as_none(
-    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_memory_counts_as_none(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "memory-2.json").write_text(content)
     with caplog.at_level(logging.WARNING):
         assert DiskMemories(tmp_path).load(2) is None
     assert "memory-2.json is damaged" in caplog.text
 
 
-def test_a_memory_whose_tensors_are_lost_is_as_good_as_none(tmp_path: Path) -> None:
+def test_memory_without_its_tensors_counts_as_none(tmp_path: Path) -> None:
     DiskMemories(tmp_path).stage(0, Memory(tensors={"h": np.zeros(2, np.float32)}))
     (tmp_path / "memory-0.safetensors").unlink()
     assert DiskMemories(tmp_path).load(0) is None
 
 
-def test_the_model_comes_back_with_its_version(tmp_path: Path) -> None:
+def test_model_round_trip(tmp_path: Path) -> None:
     copy = ModelCopy(tmp_path / "model.safetensors")
     assert (-1, {}) == copy.load(SPEC)
     copy.save(12, initial_model())
@@ -81,7 +79,7 @@ def test_the_model_comes_back_with_its_version(tmp_path: Path) -> None:
     assert same_bits(initial_model(), tensors)
 
 
-def test_a_damaged_model_is_fetched_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_model_is_downloaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "model.safetensors"
     ModelCopy(path).save(12, initial_model())
     path.write_bytes(path.read_bytes()[:-5])
@@ -89,7 +87,7 @@ def test_a_damaged_model_is_fetched_anew(tmp_path: Path, caplog: pytest.LogCaptu
     assert "is damaged" in caplog.text
 
 
-def test_an_update_comes_back_to_the_bit_whatever_part_of_tensors_it_covers(tmp_path: Path) -> None:
+def test_update_round_trip_to_the_bit(tmp_path: Path) -> None:
     mask = np.zeros((3, 5), bool)
     mask[1, 2:] = True
     patches = {
@@ -111,7 +109,7 @@ def test_an_update_comes_back_to_the_bit_whatever_part_of_tensors_it_covers(tmp_
     assert pack(patches).digest == parcel.payload.digest
 
 
-def test_updates_of_closed_rounds_are_let_go(tmp_path: Path) -> None:
+def test_updates_of_closed_rounds_are_deleted(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     for round_num in (3, 4):
         outbox.put(round_num, aggregator_pb2.UpdateHeader(run="r"), pack({}))
@@ -120,13 +118,13 @@ def test_updates_of_closed_rounds_are_let_go(tmp_path: Path) -> None:
     assert outbox.get(4) is not None
 
 
-def test_a_damaged_update_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_update_counts_as_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "update-3").write_bytes(b"\x07")
     assert Outbox(tmp_path).get(3) is None
     assert "is damaged" in caplog.text
 
 
-def test_another_run_of_the_same_name_finds_nothing(tmp_path: Path) -> None:
+def test_new_run_of_the_same_name_finds_nothing(tmp_path: Path) -> None:
     RunFolder(tmp_path, "../r", "first").memories.stage(0, MEMORY)
     assert MEMORY == RunFolder(tmp_path, "../r", "first").memories.load(0)
     assert RunFolder(tmp_path, "../r", "second").memories.load(0) is None

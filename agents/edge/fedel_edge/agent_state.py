@@ -1,0 +1,205 @@
+"""What the agent decides on each message: which run to join, which task to take up, answer again, or give up.
+
+No waiting, no thread, no file, no clock: a message or a result comes in, effects come out, and ``agent.py``
+carries them out in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fedel.v1 import coordinator_pb2 as pb
+from fedel.v1 import task_pb2
+from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
+from fedel_edge.joined_runs import JoinedRun, identity_of
+
+
+@dataclass(eq=False)
+class Assignment:
+    """The newest task or the newest evaluation of a run, kept until its round is closed."""
+
+    run: JoinedRun
+    message: task_pb2.Task | pb.EvaluationTask
+    outcome: SessionRequest | None = None
+    """What was answered; sent again if the coordinator asks again."""
+
+    @property
+    def number(self) -> int:
+        """Round of a task, model version of an evaluation."""
+        message = self.message
+        return message.round_num if isinstance(message, task_pb2.Task) else message.model_version
+
+
+@dataclass(frozen=True)
+class Send:
+    message: SessionRequest
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Build the run's model, data and profile, then call ``prepared`` or ``not_prepared``."""
+
+    offer: pb.RunOffer
+
+
+@dataclass(frozen=True)
+class Join:
+    """Use these aggregators from now on, and send a join."""
+
+    run: JoinedRun
+    shards: Sequence[pb.Shard]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin the work, then call ``settled`` with its outcome."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """End the work: nobody wants its result."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class DropUpdates:
+    """Delete stored updates of this round and earlier ones."""
+
+    run: JoinedRun
+    up_to: int
+
+
+@dataclass(frozen=True)
+class RemoveFolder:
+    """Delete everything that is kept of the run."""
+
+    run: JoinedRun
+
+
+Effect: TypeAlias = Send | Prepare | Join | Start | GiveUp | DropUpdates | RemoveFolder
+
+
+class AgentState:
+    """The runs this agent takes part in and its assignments in them."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, JoinedRun] = {}
+        self._preparing: dict[str, pb.RunOffer] = {}
+        """The newest offer of each run that is being prepared."""
+        self._tasks: dict[str, Assignment] = {}
+        self._evaluations: dict[str, Assignment] = {}
+
+    def receive(self, message: SessionResponse) -> list[Effect]:
+        kind = message.WhichOneof("kind")
+        if kind == "run":
+            return self._offered(message.run)
+        if kind == "task":
+            return self._task(message.task)
+        if kind == "evaluate":
+            return self._evaluate(message.evaluate)
+        if kind == "closed":
+            return self._closed(message.closed)
+        if kind == "ended":
+            return self._ended(message.ended.run)
+        if kind == "refused":
+            return self._forget(message.refused.run)
+        return []
+
+    def prepared(self, run: JoinedRun) -> list[Effect]:
+        """The run is built: join it with the newest addresses, if it is still the one on offer."""
+        offer = self._preparing.get(run.name)
+        if offer is None:
+            return [RemoveFolder(run)]  # it ended in the meantime
+        if identity_of(offer) != run.identity:
+            return []  # another run of that name is being prepared
+        del self._preparing[run.name]
+        self._runs[run.name] = run
+        return [Join(run, offer.shards)]
+
+    def not_prepared(self, offer: pb.RunOffer, failure: SessionRequest) -> list[Effect]:
+        """The next offer of the run tries again."""
+        newest = self._preparing.get(offer.run)
+        if newest is not None and identity_of(newest) == identity_of(offer):
+            del self._preparing[offer.run]
+        return [Send(failure)]
+
+    def settled(self, assignment: Assignment, outcome: SessionRequest) -> list[Effect]:
+        """The work ended, well or not."""
+        run, failed = assignment.run, outcome.WhichOneof("kind") == "failed"
+        assignment.outcome = outcome
+        if failed and self._evaluations.get(run.name) is assignment:
+            del self._evaluations[run.name]  # if the coordinator asks again, it is tried again
+        if failed and isinstance(assignment.message, task_pb2.Task):
+            return [DropUpdates(run, assignment.number), Send(outcome)]
+        return [Send(outcome)]
+
+    def _offered(self, offer: pb.RunOffer) -> list[Effect]:
+        """Every session begins with offers, so that most are of runs that are known: join them again, at once.
+
+        The aggregators may have moved, and an upload that is under way needs their new addresses.
+        """
+        run, preparing = self._runs.get(offer.run), self._preparing.get(offer.run)
+        if run is not None and run.identity == identity_of(offer):
+            answered = [a.outcome for a in self._assignments(run.name) if a.outcome is not None]
+            return [Join(run, offer.shards), *map(Send, answered)]
+        if preparing is not None and identity_of(preparing) == identity_of(offer):
+            self._preparing[offer.run] = offer
+            return []
+        given_up = self._forget(offer.run)
+        self._preparing[offer.run] = offer
+        return [*given_up, Prepare(offer)]
+
+    def _task(self, task: task_pb2.Task) -> list[Effect]:
+        run = self._runs.get(task.run)
+        answer = pb.TaskAnswer(run=task.run, round_num=task.round_num, accepted=run is not None)
+        if run is None:
+            answer.reason = f"this agent has not joined run '{task.run}'"
+            return [Send(SessionRequest(answer=answer))]
+        return [Send(SessionRequest(answer=answer)), *_take_up(self._tasks, Assignment(run, task))]
+
+    def _evaluate(self, task: pb.EvaluationTask) -> list[Effect]:
+        run = self._runs.get(task.run)
+        if run is None or run.evaluator is None:
+            message = f"this agent cannot evaluate run '{task.run}'"
+            return [Send(SessionRequest(failed=pb.TaskFailed(run=task.run, round_num=-1, message=message)))]
+        return _take_up(self._evaluations, Assignment(run, task))
+
+    def _closed(self, closed: pb.RoundClosed) -> list[Effect]:
+        run, task = self._runs.get(closed.run), self._tasks.get(closed.run)
+        if run is None:
+            return []
+        # Where a late update counts in the next round, the work on it goes on for one round longer.
+        over = closed.round_num - (run.config.rounds.late == "next" and not closed.counted)
+        effects: list[Effect] = []
+        if task is not None and task.number <= over:
+            effects.append(GiveUp(self._tasks.pop(closed.run)))
+        return [*effects, DropUpdates(run, over)]
+
+    def _ended(self, name: str) -> list[Effect]:
+        run, given_up = self._runs.get(name), self._forget(name)
+        return given_up if run is None else [*given_up, RemoveFolder(run)]
+
+    def _forget(self, name: str) -> list[Effect]:
+        given_up: list[Effect] = [GiveUp(assignment) for assignment in self._assignments(name)]
+        self._runs.pop(name, None)
+        self._preparing.pop(name, None)
+        self._tasks.pop(name, None)
+        self._evaluations.pop(name, None)
+        return given_up
+
+    def _assignments(self, name: str) -> list[Assignment]:
+        return [known[name] for known in (self._tasks, self._evaluations) if name in known]
+
+
+def _take_up(newest: dict[str, Assignment], assignment: Assignment) -> list[Effect]:
+    """A new assignment supersedes the one before; one that is repeated is answered again once it is done."""
+    name, before = assignment.run.name, newest.get(assignment.run.name)
+    if before is not None and before.number == assignment.number:
+        return [] if before.outcome is None else [Send(before.outcome)]
+    newest[name] = assignment
+    return [Start(assignment)] if before is None else [GiveUp(before), Start(assignment)]
