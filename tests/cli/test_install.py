@@ -89,7 +89,7 @@ def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path, capsys: pyte
 
 def test_without_a_terminal_it_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == main(["agent", "install", "--root", str(tree(tmp_path))])
-    assert "say --coordinator" in capsys.readouterr().err
+    assert "add --coordinator" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["4/4", "1", "a/b"])

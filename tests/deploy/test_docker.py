@@ -18,7 +18,7 @@ from fedel_coordinator.config import CoordinatorConfig
 from fedel_edge.config import AgentConfig
 
 from fedel import __version__, config
-from fedel.cli.run import read_job
+from fedel.cli.local import read_job
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
