@@ -157,9 +157,7 @@ def _token_text(arguments: argparse.Namespace) -> str:
     try:
         return str(arguments.token_file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(
-            f"{arguments.token_file}: {error.strerror}; name the file with the token"
-        ) from None
+        raise ConfigError(f"{arguments.token_file}: {error.strerror}; name the file with the token") from None
 
 
 def _still_good(folder: Path, name: str) -> Credentials | None:

@@ -1,4 +1,4 @@
-"""``fedel`` in a folder of the user's whose packages and files have the names of ours, or of what we once used."""
+"""``fedel`` in a folder whose packages and files have the names of ours or of our dependencies."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_images_run_as_nobody_on_a_base_with_a_version(path: Path) -> None:
 
 def test_the_server_image_asks_for_no_torch() -> None:
     text = (DOCKER / "Dockerfile.server").read_text(encoding="utf-8")
-    assert ["postgres"] == re.findall(r'"\.\[(.*?)\]"', text)
+    assert ["postgres,server"] == re.findall(r'"\.\[(.*?)\]"', text)
     assert "torch" not in re.sub("^#.*", "", text, flags=re.MULTILINE)
 
 
