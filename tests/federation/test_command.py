@@ -34,7 +34,7 @@ def fedel(
     directory: Path, *words: str, start: tuple[str, str] = ("-m", "fedel.cli.main")
 ) -> Iterator[subprocess.Popen[str]]:
     """The command at work; killed at the end if it has not ended."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, *start, *words],
         cwd=directory,
