@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """example:
   fedel profile --model vgg16 --width 0.25 --batch-size 32 --out vgg16.json
   fedel profile --model resnet50 --data speech-commands --device cuda --out orin.json
-  fedel profile --model my.models:build --input 3,64,64 --widths 0.5,0.25"""
+  fedel profile --model examples.own:model --input 1,16,16 --widths 0.5,0.25"""
 _DEFAULT_SHAPES = {"vgg16": (3, 32, 32), "resnet50": (1, 32, 32), "cnn": (1, 28, 28), "albert": (64,)}
 _MOST_ROWS = 40
 """Longer tables show one row per block."""

@@ -26,8 +26,8 @@ from fedel.v1 import coordinator_pb2 as pb
 
 EXAMPLE = """example:
   fedel run examples/own.toml
-  fedel run job.toml --set strategy.name=fedavg --set rounds.num_rounds=5
-  fedel run job.toml --coordinator server:7070     # on a federation that runs already
+  fedel run examples/own.toml --set strategy.name=fedavg --set rounds.num_rounds=5
+  fedel run examples/own.toml --coordinator server:7070     # on a federation that runs already
 """
 
 
