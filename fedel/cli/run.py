@@ -52,6 +52,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def main(arguments: argparse.Namespace) -> int:
+    user_code.search(arguments.job)
     job, fleet = read_job(arguments.job, arguments.set)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = arguments.name or f"{arguments.job.stem}-{job.strategy.get('name')}-{stamp}"
@@ -59,7 +60,6 @@ def main(arguments: argparse.Namespace) -> int:
     if directory.exists():
         raise ConfigError(f"{directory} exists already: choose another --name, or delete it")
     console = Console(stderr=True) if arguments.json else Console()
-    user_code.search(arguments.job)
     if arguments.coordinator:
         status = asyncio.run(
             one_run(arguments.coordinator, name, job, directory, console, Tls.of_user(arguments.certs))
