@@ -15,7 +15,16 @@ from packaging.requirements import Requirement
 from tests.deploy.circles import ROOT
 
 OURS = {"fedel", "fedel_services", "fedel_coordinator", "fedel_aggregator", "fedel_edge"}
-BASE = {"cryptography", "grpcio", "grpcio-health-checking", "numpy", "prometheus-client", "protobuf", "tomli"}
+BASE = {
+    "cryptography",
+    "grpcio",
+    "grpcio-health-checking",
+    "msgspec",
+    "numpy",
+    "prometheus-client",
+    "protobuf",
+    "tomli",
+}
 EXTRAS = {
     "server": {"aiohttp", "grpcio-reflection", "sqlalchemy"},
     "postgres": {"psycopg[binary]"},
