@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +46,7 @@ def test_only_listed_skips_pass(tmp_path: Path, workers: tuple[str, ...]) -> Non
     code, said = pytest_says(tmp_path, "1", *workers)
     assert 1 == code
     assert "1 failed, 1 passed, 1 skipped, 1 xfailed" in said
-    assert re.search(r"forbids: no database", said)
+    assert "forbids: no database" in said
     assert "= 1 skipped =" in said
     assert "test_it.py::test_marked: no browser" in said
 
@@ -57,7 +56,7 @@ def test_a_module_that_is_skipped(tmp_path: Path) -> None:
     code, said = pytest_says(tmp_path, "1", "test_module.py")
     assert code != 0
     assert "could not import 'no_such_module'" in said
-    assert (0, True) == (pytest_says(tmp_path, "", "test_module.py", "test_it.py")[0], True)
+    assert 0 == pytest_says(tmp_path, "", "test_module.py", "test_it.py")[0]
 
 
 def test_elsewhere_skips_are_counted(tmp_path: Path) -> None:
