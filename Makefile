@@ -1,19 +1,19 @@
-# Every verb sets up what it needs by itself. `make help` lists them.
+# Every target sets up what it needs. `make help` lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
-# One OpenMP thread a process: two of them beside any other busy process run many times slower.
+# One OpenMP thread per process: with more threads than free cores, training runs many times slower.
 export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup protos lint format types test test-slow demo bench bundle images testbed testbed-down clean
 
-help:  ## list these verbs
+help:  ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(VENV)/.ready  ## make the virtual environment with everything pinned
+setup: $(VENV)/.ready  ## make the virtual environment, every version pinned
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,23 +33,23 @@ lint: setup  ## style, dead code, import contracts
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 
-format: setup  ## let ruff rewrite the layout
+format: setup  ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 types: setup  ## mypy, strict
 	$(BIN)/mypy
 
-test: setup lint types  ## lint, types and the fast tests (minutes)
+test: setup lint types  ## lint, types and the fast tests, in minutes
 	$(BIN)/pytest -n $(WORKERS) -m "not slow"
 
 test-slow: setup  ## the slow tests: real data sets, measured times
 	$(BIN)/pytest -m slow
 
-demo: setup  ## a real federation on this machine: FedEL beside FedAvg, a few minutes
+demo: setup  ## a real federation on this machine: FedEL beside FedAvg, in a few minutes
 	$(BIN)/fedel demo
 
-bench: setup  ## what is claimed about speed and memory, measured on this machine (half an hour)
+bench: setup  ## measure on this machine what the docs claim about speed and memory (half an hour)
 	$(BIN)/python -m benchmarks.selection
 	$(BIN)/python -m benchmarks.elastic_step accuracy --model vgg16 --width 0.25
 	$(BIN)/python -m benchmarks.elastic_step saving --model resnet50
@@ -67,8 +67,8 @@ testbed: setup  ## a lab in containers: servers, database, dashboards, four agen
 	$(BIN)/fedel data get fashion-mnist
 	PIP=$(abspath $(BIN))/pip docker/testbed.sh up
 
-testbed-down:  ## end the testbed; its volumes stay
+testbed-down:  ## end the testbed; its volumes are kept
 	docker/testbed.sh down
 
-clean:  ## remove everything that was made here
+clean:  ## remove everything that these targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build fedel-server and fedel-agent. BASE_IMAGE chooses the base; without it the public one is taken, or where no
-# registry answers, one made from Debian's packages, with wheels that this machine's pip fetches.
+# Build fedel-server and fedel-agent from $BASE_IMAGE. Without it: from the public Python image; if that cannot be
+# pulled, from an image of Debian packages, with wheels that the pip of this machine downloads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,7 +10,7 @@ PIP=${PIP:-.venv/bin/pip}
 TAG=${TAG:-$(sed -n 's/^__version__ = "\(.*\)"/\1/p' fedel/__init__.py)}
 
 docker info >/dev/null 2>&1 || {
-  echo "no Docker Engine answers: start yours, or \`docker/local/engine.sh up\` and export what it prints" >&2
+  echo "no Docker Engine answers: start one, or run \`docker/local/engine.sh up\` and export what it prints" >&2
   exit 1
 }
 docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
@@ -25,7 +25,7 @@ if [ -z "${BASE_IMAGE:-}" ]; then
     echo "$PUBLIC cannot be pulled: making a base from Debian's packages"
     has "$LOCAL" || docker/local/base.sh base
     BASE_IMAGE=$LOCAL
-    "$PIP" download --quiet --constraint constraints.txt --dest docker/wheels 'setuptools>=77' '.[plots,postgres,train]'
+    "$PIP" download --quiet --constraint constraints.txt --dest docker/wheels 'setuptools>=77' '.[edge,plots,postgres,server]'
     ARGUMENTS+=(--build-arg PIP_NO_INDEX=1)
   fi
 fi

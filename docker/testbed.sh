@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The testbed of compose.yaml: `testbed.sh up` (from nothing, then its job), `testbed.sh down`, or any other words for
-# docker-compose, such as `testbed.sh logs -f aggregator`.
+# The testbed of compose.yaml: `testbed.sh up` starts everything, then the job; `testbed.sh down` ends it. Other words go
+# to docker-compose, such as `testbed.sh logs -f aggregator`.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -12,7 +12,7 @@ if docker compose version >/dev/null 2>&1; then COMPOSE=(docker compose); else C
 
 has() { docker image inspect "$1" >/dev/null 2>&1; }
 
-# Where the public images cannot be had, those that Debian's packages can replace are made here.
+# If a public image cannot be pulled, make one from Debian packages where that is possible.
 find_images() {
   local variable name image
   for variable in "${PUBLIC_IMAGES[@]}"; do
@@ -21,7 +21,7 @@ find_images() {
     if has "$image" || docker pull --quiet "$image" 2>/dev/null; then
       :
     elif [ "$name" = grafana ]; then
-      echo "$image cannot be pulled: no Grafana this time"
+      echo "$image cannot be pulled: the testbed starts without Grafana"
       COMPOSE_PROFILES=${COMPOSE_PROFILES/grafana/}
     else
       image=fedel-local/$name:bookworm

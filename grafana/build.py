@@ -1,4 +1,7 @@
-"""``python -m grafana.build`` writes every dashboard as JSON, which is committed; a test fails on drift."""
+"""``python -m grafana.build``: write the dashboards of ``boards/``, one module each, as JSON.
+
+The JSON is committed; a test fails if it differs from what the code makes.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grafana.boards import bytes as bytes_board
-from grafana.boards import deviation, energy, latency, overview, services, tensors, windows
+from grafana.boards import deviation, energy, latency, overview, services, tensors, traffic, windows
 
 FOLDER = Path(__file__).parent / "dashboards"
 
 
 def boards() -> dict[str, dict[str, Any]]:
-    """By the name of the file."""
-    modules = (overview, latency, deviation, windows, tensors, bytes_board, energy, services)
+    """Every dashboard, by the name of its file."""
+    modules = (overview, latency, deviation, windows, tensors, traffic, energy, services)
     made = [module.board() for module in modules]
     return {f"{board['uid']}.json": board for board in made}
 

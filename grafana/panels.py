@@ -138,7 +138,7 @@ def band(title: str, unit: str, about: str, lower: Json, upper: Json, repeat: st
 
 
 def folded(title: str, panel: Json) -> Json:
-    """A row that is closed at first: what is in it costs nothing until somebody opens it."""
+    """A row that is closed at first: its panels cost nothing until it is opened."""
     place = {"x": 0, "y": 0, "w": COLUMNS, "h": 1}
     return {"type": "row", "title": title, "collapsed": True, "gridPos": place, "panels": [panel]}
 

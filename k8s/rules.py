@@ -1,4 +1,7 @@
-"""``python -m k8s.rules``: Prometheus' rules for the Prometheus Operator: kustomize cannot wrap a file."""
+"""``python -m k8s.rules``: write Prometheus' rules in the form that the Prometheus Operator reads.
+
+kustomize cannot put the content of a file into another one.
+"""
 
 from __future__ import annotations
 

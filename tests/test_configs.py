@@ -9,7 +9,7 @@ from fedel_coordinator.config import CoordinatorConfig
 from fedel_edge.config import AgentConfig
 
 from fedel import config
-from fedel.cli.run import read_job
+from fedel.cli.local import read_job
 
 ROOT = Path(__file__).parents[1]
 FOR_SCRIPTS = {"port_file", "http_port_file"}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# An authority in the coordinator's volume, a certificate in everyone's. What is there and still good stays.
+# An authority in the volume of the coordinator, a certificate in every volume. Valid ones are kept.
 set -eu
 cd /volumes
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Images from Debian's packages, for a machine that reaches a Debian mirror but no registry of images:
+# Images made of Debian packages, for a machine that reaches a Debian mirror but no image registry:
 #   base.sh base|postgres|prometheus    makes fedel-local/NAME:bookworm
 set -euo pipefail
 cd "$(dirname "$0")"

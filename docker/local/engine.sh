@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A Docker Engine of its own for a machine where none runs: `engine.sh up`, then `export DOCKER_HOST=...` as it says, and
-# `engine.sh down`. Needs root and dockerd; everything it keeps is below $FEDEL_ENGINE.
+# A Docker Engine for a machine where none runs: `engine.sh up`, then `export DOCKER_HOST=...` as it prints; `engine.sh
+# down` ends it. Needs root and dockerd; all its files are in $FEDEL_ENGINE.
 set -euo pipefail
 
 HOME_DIR=${FEDEL_ENGINE:-/var/tmp/fedel-engine}
@@ -9,8 +9,8 @@ SOCKET=$HOME_DIR/docker.sock
 up() {
   command -v dockerd >/dev/null || { echo "dockerd is missing: apt-get install docker.io" >&2; exit 1; }
   mkdir -p "$HOME_DIR"
-  # Containers talk to each other and to published ports only; in return no rule of the host's firewall is touched.
-  # Some machines let no process have as many files as the default asks for.
+  # Containers reach each other and published ports only; therefore the host's firewall rules stay as they are.
+  # Some machines limit open files to fewer than Docker's default.
   cat >"$HOME_DIR/daemon.json" <<JSON
 {
   "data-root": "$HOME_DIR/data", "exec-root": "$HOME_DIR/exec", "pidfile": "$HOME_DIR/dockerd.pid",
@@ -35,7 +35,7 @@ down() {
   bridges="docker0 $(docker -H "unix://$SOCKET" network ls -q --filter driver=bridge | sed 's/^/br-/')"
   kill "$pid"
   while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
-  # Its bridges stay behind it; those of others are none of its business.
+  # dockerd leaves its network bridges behind; delete only those.
   for bridge in $bridges; do ip link delete "$bridge" 2>/dev/null || true; done
   echo "stopped; images and volumes stay in $HOME_DIR/data"
 }

@@ -1,17 +1,18 @@
-"""``fedel certs``: the federation's own certificate authority, and what devices and people need of it."""
+"""``fedel certs``: the federation's own authority, and certificates for servers, people and devices.
+
+Servers run this too, so it prints plain text: rich is not installed there.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
@@ -54,27 +55,31 @@ def add_certs(parser: Parser) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "name": {"help": "of the client, server or person"},
+    "name": {"help": "name of the client, server or person"},
     "request": {"type": Path, "metavar": "FILE", "help": f"the device's {REQUEST}"},
     "token": {"nargs": "?", "default": "", "help": "what `fedel certs token` printed"},
     "--token-file": {"type": Path, "metavar": "FILE", "help": "read the token from a file instead"},
     "--at": {"required": True, "metavar": "HOST:PORT", "help": "the coordinator's enrolment port"},
-    "--coordinator": {"default": "", "metavar": "HOST:PORT", "help": "have it signed there, over mTLS"},
-    "--if-due": {"action": "store_true", "help": "only once two thirds of its time are over (for a timer)"},
+    "--coordinator": {"default": "", "metavar": "HOST:PORT", "help": "let this coordinator sign it, over mTLS"},
+    "--if-due": {"action": "store_true", "help": "only if two thirds of its time are over (for a timer)"},
     "--role": {"choices": ROLES, "default": AGENT, "help": f"what it may do (default: {AGENT})"},
     "--host": {"action": "append", "default": [], "help": "a service's name or address; may be repeated"},
-    "--authority": {"type": Path, "default": Path("ca"), "metavar": "DIR", "help": "default: ca"},
-    "--dir": {"type": Path, "metavar": "DIR", "help": "of key and certificate (default: certs)"},
-    "--days": {"type": float, "default": 0.0, "help": "how long it is valid (default: as the role has it)"},
-    "--hours": {"type": float, "default": 24.0, "help": "how long the token is good (default: 24)"},
-    "--json": {"action": "store_true", "help": "print it as JSON"},
+    "--authority": {
+        "type": Path,
+        "default": Path("ca"),
+        "metavar": "DIR",
+        "help": "folder of the authority (default: ca)",
+    },
+    "--dir": {"type": Path, "metavar": "DIR", "help": "folder of key and certificate (default: certs)"},
+    "--days": {"type": float, "default": 0.0, "help": "how long it is valid (default: depends on the role)"},
+    "--hours": {"type": float, "default": 24.0, "help": "how long the token is valid (default: 24)"},
+    "--json": {"action": "store_true", "help": "print JSON"},
 }
 
 
 def add_parser(verbs: argparse._SubParsersAction[Parser]) -> None:
     parser = verbs.add_parser(
         "certs",
-        help="certificates: the authority, servers, people, devices",
         description="Make, sign, renew and revoke the certificates of a federation; see docs/security.md.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -90,8 +95,8 @@ def add_parser(verbs: argparse._SubParsersAction[Parser]) -> None:
 def _init(arguments: argparse.Namespace) -> int:
     there = (arguments.authority / CA).exists()
     authority = Authority.create(arguments.authority, days=arguments.days or CA_DAYS)
-    said = "is there already and stays" if there else "is made"
-    print(f"The authority in {authority.folder} {said}. Who has its ca.key can make any certificate.")
+    said = "exists already and is not changed" if there else "is created"
+    print(f"The authority in {authority.folder} {said}. Anyone who has its ca.key can make any certificate.")
     return 0
 
 
@@ -107,7 +112,7 @@ def _request(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     path = folder / REQUEST
     write_atomic(path, new_request(ensure_key(folder)), mode=PUBLIC)
-    print(f"{path} is to be signed: `fedel certs sign {REQUEST} NAME` where the authority is.")
+    print(f"{path} must be signed: run `fedel certs sign {REQUEST} NAME` where the authority is.")
     return 0
 
 
@@ -127,8 +132,8 @@ def _sign(arguments: argparse.Namespace) -> int:
 def _token(arguments: argparse.Namespace) -> int:
     identity = _identity(arguments)
     print(Authority(arguments.authority).promise(identity, arguments.host, arguments.hours))
-    note = f"Good once within {arguments.hours:g} h, for {identity}. On the device:"
-    Console(stderr=True).print(f"{note}\n  fedel certs enrol TOKEN --at COORDINATOR:7072", highlight=False)
+    note = f"The token is valid once, within {arguments.hours:g} h, for {identity}. On the device:"
+    print(f"{note}\n  fedel certs enrol TOKEN --at COORDINATOR:7072", file=sys.stderr)
     return 0
 
 
@@ -138,7 +143,7 @@ def _enrol(arguments: argparse.Namespace) -> int:
 
 
 def enrol_in(folder: Path, text: str, at: str) -> None:
-    """Trade the token for a certificate in ``folder``, unless it got one there already."""
+    """Exchange the token for a certificate in ``folder``, unless that was done before."""
     token = Token.parse(text)
     own = _still_good(folder, token.name)
     if own is None:
@@ -157,7 +162,7 @@ def _token_text(arguments: argparse.Namespace) -> str:
 
 
 def _still_good(folder: Path, name: str) -> Credentials | None:
-    """A device that starts again with its old token has what the token got it."""
+    """The certificate from an earlier start with the same token."""
     if not (folder / CERT).exists():
         return None
     own = load(folder)
@@ -176,7 +181,7 @@ def _renew(arguments: argparse.Namespace) -> int:
         old, authority = load(folder), Authority(arguments.authority)
         cert = authority.renew(new_request(ensure_key(folder)), old.facts)
         own = install(folder, old.ca, cert)
-    print(f"{folder}: {_sentence(own.facts)}. Running processes take it up by themselves.")
+    print(f"{folder}: {_sentence(own.facts)}. Running processes load it by themselves.")
     return 0
 
 
@@ -190,7 +195,7 @@ def _revoke(arguments: argparse.Namespace) -> int:
     authority, identity = Authority(arguments.authority), _identity(arguments)
     revoked = authority.revoke(identity)
     print(f"Revoked {len(revoked)} certificates of {identity}; the list is {authority.folder / 'crl.pem'}.")
-    print("Servers that read that file know it already; copy it to the others (tls.crl).")
+    print("Servers that read this file use it at once; copy it to the others (tls.crl).")
     return 0
 
 
@@ -203,12 +208,14 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows))
         return 0
-    table = Table("name", "role", "status", "until", "hosts", "serial", box=None, pad_edge=False)
+    lines = [("name", "role", "status", "until", "hosts", "serial")]
     for row in rows:
         until = str(row["not_after"])[:16].replace("T", " ")
-        cells = (row["name"], row["role"], row["status"], until, ", ".join(row["hosts"]))
-        table.add_row(*map(str, cells), str(row.get("serial", ""))[:12])
-    Console().print(table)
+        serial = str(row.get("serial", ""))[:12]
+        lines.append((row["name"], row["role"], row["status"], until, ", ".join(row["hosts"]), serial))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     return 0
 
 
@@ -239,13 +246,13 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 ACTIONS: tuple[tuple[Callable[[argparse.Namespace], int], str, str], ...] = (
     (_init, "make the federation's own authority", "--authority --days"),
-    (_issue, "make key and certificate here, in certs/NAME", "name --role --host --days --dir --authority"),
+    (_issue, "make a key and a certificate here, in certs/NAME", "name --role --host --days --dir --authority"),
     (_request, "make a key and a signing request, on the device", "--dir"),
     (_sign, "sign a device's request", "request name --role --host --days --dir --authority"),
     (_token, "print a one-time token for one certificate", "name --role --host --hours --authority"),
-    (_enrol, "trade a token for a certificate, on the device", "token --token-file --at --dir"),
+    (_enrol, "exchange a token for a certificate, on the device", "token --token-file --at --dir"),
     (_renew, "the next certificate, same key, same identity", "--dir --coordinator --authority --if-due"),
     (_revoke, "revoke all certificates of a name", "name --role --authority"),
-    (_list, "what the authority issued and promised", "--authority --json"),
+    (_list, "certificates and tokens of the authority", "--authority --json"),
     (_show, "whose certificate a folder holds, and until when", "--dir --json"),
 )

@@ -1,4 +1,4 @@
-"""``fedel data list|get|check``: see what data there is, bring it, verify it."""
+"""``fedel data list|get|check``: which data sets there are, download them, verify them."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 _EXAMPLE = """example:
   fedel data get cifar10
   fedel data check cifar10
-  fedel data get tiny-imagenet --from tiny-imagenet-200.zip"""
+  fedel data get tiny-imagenet --from ~/Downloads/tiny-imagenet-200.zip"""
 _PLAIN_SECONDS = 10.0
-"""Without a terminal, how often a line tells that a download goes on."""
+"""Without a terminal, a line appears this often while a download goes on."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     shape = argparse.RawDescriptionHelpFormatter
-    parser = subparsers.add_parser(
-        "data", help="list, get and check data sets", epilog=_EXAMPLE, formatter_class=shape
-    )
+    parser = subparsers.add_parser("data", epilog=_EXAMPLE, formatter_class=shape)
     verbs = parser.add_subparsers(dest="action", required=True, metavar="list|get|check")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--root", type=Path, help="directory of data sets ($FEDEL_DATA or ~/.cache/fedel/data)")
 
-    listing = verbs.add_parser("list", parents=[common], help="known data sets, and which are here")
-    listing.add_argument("--json", action="store_true", help="for scripts")
+    listing = verbs.add_parser("list", parents=[common], help="known data sets, and which are on this machine")
+    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=run_list)
 
     getting = verbs.add_parser(
-        "get", parents=[common], help="bring a data set", epilog=_EXAMPLE, formatter_class=shape
+        "get", parents=[common], help="download a data set", epilog=_EXAMPLE, formatter_class=shape
     )
     getting.add_argument("name", metavar="NAME")
-    getting.add_argument("--from", dest="source", type=Path, metavar="FILE_OR_DIR", help="take it from here")
-    getting.add_argument("--force", action="store_true", help="even if it is here")
+    getting.add_argument(
+        "--from", dest="source", type=Path, metavar="FILE_OR_DIR", help="read it from here instead"
+    )
+    getting.add_argument("--force", action="store_true", help="even if it is here already")
     getting.set_defaults(run=run_get)
 
     checking = verbs.add_parser("check", parents=[common], help="count and verify a data set")
     checking.add_argument("name", metavar="NAME")
-    checking.add_argument("--json", action="store_true", help="for scripts")
+    checking.add_argument("--json", action="store_true", help="print JSON")
     checking.set_defaults(run=run_check)
 
 
@@ -97,7 +97,7 @@ def run_get(args: argparse.Namespace) -> int:
         print(f"{args.name} comes with {package}, which is installed: there is nothing to get")
         return 0
     if args.source is None and not args.force and is_present(args.name, root):
-        print(f"{args.name} is already in {root / args.name} (--force brings it again)")
+        print(f"{args.name} is already in {root / args.name} (--force downloads it again)")
         return 0
     with show_progress() as report:
         place = get(args.name, root, report, args.source, args.force)
@@ -143,7 +143,7 @@ def _class_summary(health: Health) -> str:
 
 @contextmanager
 def show_progress() -> Iterator[Report]:
-    """A bar on a terminal; elsewhere a line when the work changes and every ten seconds."""
+    """A bar on a terminal; without one, a line for every new piece of work and every ten seconds."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines()

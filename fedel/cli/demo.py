@@ -12,9 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from fedel.cli import user_code
 from fedel.cli.data import show_progress
-from fedel.cli.local import Federation, Fleet
-from fedel.cli.run import read_job, watched
+from fedel.cli.local import Federation, Fleet, read_job
+from fedel.cli.run import watched
 from fedel.cli.screen import PHASES
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.job import RunConfig, Workload
@@ -22,29 +23,30 @@ from fedel.v1 import coordinator_pb2 as pb
 
 JOB = Path(__file__).with_name("demo.toml")
 FALLBACK = "digits"
-"""Images that come with a Python package: small, but always there."""
+"""Small images that come with a Python package, so that no download is needed."""
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "demo",
-        help="a real federation on this machine: FedEL beside FedAvg, in minutes",
         description="Servers and four agents of slowness 1, 2, 3 and 4, as processes on this machine, train "
         "the same model twice: with FedEL, then with FedAvg. Nothing to configure. Ctrl-C stops everything.",
         epilog="example:\n  fedel demo\n  fedel demo --set rounds.num_rounds=8 --set strategy.beta=0.4\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--job", type=Path, default=JOB, help="another job than the demo's own")
+    parser.add_argument("--job", type=Path, default=JOB, help="use this job instead of the demo's own")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where the runs' directories go")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs (default: runs)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.set_defaults(run=main)
 
 
 def main(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True) if arguments.json else Console()
+    own = user_code.folders(None if arguments.job == JOB else arguments.job)
+    user_code.search(None if arguments.job == JOB else arguments.job)
     job, fleet = read_job(arguments.job, arguments.set)
     job = replace(job, workload=_workload(job.workload, console))
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -52,7 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
     jobs[f"demo-{stamp}-fedavg"] = replace(job, strategy={"name": "fedavg"})
     first = arguments.out / next(iter(jobs))
     if len(jobs) < 2:
-        raise ConfigError("the demo compares a strategy with FedAvg: choose another one than fedavg")
+        raise ConfigError("the demo compares a strategy with FedAvg: choose a strategy other than fedavg")
     slowdowns = ", ".join(f"{s:g}" for s in fleet.slowdowns)
     console.print(
         f"A coordinator, an aggregator and {len(fleet.slowdowns)} agents start on this machine; the agents "
@@ -60,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
         soft_wrap=True,
         highlight=False,
     )
-    with Federation(first / "federation", arguments.out, fleet) as federation:
+    with Federation(first / "federation", arguments.out, fleet, own) as federation:
         console.print(f"Live page: {federation.page}", highlight=False, soft_wrap=True)
         for name, one in jobs.items():
             console.print(
@@ -74,7 +76,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _workload(wanted: Workload, console: Console) -> Workload:
-    """The job's workload, its data fetched if need be; small images from a Python package if that cannot be."""
+    """The job's workload, its data downloaded if necessary; small images of a Python package if that fails."""
     from fedel.data import store
     from fedel.data.files import data_root
 
@@ -82,14 +84,14 @@ def _workload(wanted: Workload, console: Console) -> Workload:
     if ":" in name or name == FALLBACK or store.is_present(name, root):
         return wanted
     try:
-        console.print(f"fetching {name} into {root}, once", highlight=False, soft_wrap=True)
+        console.print(f"downloading {name} into {root}, once", highlight=False, soft_wrap=True)
         with show_progress() as progress:
             store.get(name, root, progress)
         return wanted
     except DataError as error:
         console.print(
-            f"{error}\n{name} cannot be had here: the demo uses the handwritten digits that come with "
-            "scikit-learn instead (1,797 images of 8x8 pixels). Expect other accuracies.",
+            f"{error}\n{name} cannot be downloaded: the demo uses the handwritten digits that come with "
+            "scikit-learn instead (1,797 images of 8x8 pixels). Expect different accuracies.",
             style="yellow",
             highlight=False,
             soft_wrap=True,

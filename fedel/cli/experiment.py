@@ -1,16 +1,17 @@
-"""``fedel experiment``: the paper's tables and figures, from runs that are done if they are missing."""
+"""``fedel experiment``: the paper's tables and figures; missing runs are done first."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+
+from fedel.cli import user_code
 
 if TYPE_CHECKING:
     from fedel.experiments.pages import Report
@@ -34,7 +35,7 @@ NAMES = (
 )
 EXAMPLE = """example:
   fedel experiment table1 --scale small --tasks cifar10
-  fedel experiment all --scale small --list             # which runs there are to do
+  fedel experiment all --scale small --list             # which runs it needs
   fedel experiment all --scale small --only-report      # from the runs done so far
 """
 
@@ -42,9 +43,8 @@ EXAMPLE = """example:
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "experiment",
-        help="a table or figure of the paper: do the runs, compare with its numbers",
-        description="Do the runs that a table or figure needs; report.html and results.md have the "
-        "paper's numbers beside ours. Runs that are there are reused; Ctrl-C loses at most a round.",
+        description="Do the runs that a table or figure needs; report.html and results.md show the "
+        "paper's numbers beside ours. Finished runs are used again; Ctrl-C loses at most one round.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,27 +56,29 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         type=_words,
         default=(),
         metavar="A,B",
-        help="of cifar10, tiny-imagenet, speech, text",
+        help="some of cifar10, tiny-imagenet, speech, text",
     )
     add(
         "--seeds",
         type=int,
         default=0,
         metavar="N",
-        help="runs of everything (default: as the scale says)",
+        help="seeds per run (default: from the scale)",
     )
-    add("--out", type=Path, metavar="DIR", help="where runs and report go (default: runs/experiments/SCALE)")
-    add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one a core)")
+    add(
+        "--out", type=Path, metavar="DIR", help="directory of runs and report (default: runs/experiments/SCALE)"
+    )
+    add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one per core)")
     add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
-    add("--list", action="store_true", help="list the runs and how far they are, and do nothing")
-    add("--only-report", action="store_true", help="do no runs, report on those that are there")
+    add("--list", action="store_true", help="list the runs and their progress, and do nothing")
+    add("--only-report", action="store_true", help="do no runs, report on the finished ones")
     add(
         "--markdown",
         type=Path,
         metavar="FILE",
-        help="write the Markdown page here too, pictures in img/ beside",
+        help="also write the Markdown page here, its pictures in img/ beside it",
     )
-    add("--json", action="store_true", help="print the results, or the list, as JSON")
+    add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=main)
 
 
@@ -85,7 +87,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    sys.path.insert(0, str(Path.cwd()))
+    user_code.search()
     from fedel.experiments import plans, report, runner, scale  # torch takes seconds to import
 
     size = scale.load(arguments.scale)
@@ -117,7 +119,7 @@ def _summary(made: Report) -> None:
             print(f"{verdict.word}: {verdict.claim} ({verdict.numbers})")
     for section in made.sections:
         if section.missing:
-            print(f"{section.name}: missing are {'; '.join(section.missing)}")
+            print(f"{section.name}: these runs are missing: {'; '.join(section.missing)}")
 
 
 def _list(runs: list[PlannedRun], place: Path, as_json: bool) -> None:
@@ -144,7 +146,7 @@ def _list(runs: list[PlannedRun], place: Path, as_json: bool) -> None:
 
 
 class _Lines:
-    """A line when a run begins, when it was tested, and when it ends."""
+    """One line when a run begins, after every test of its model, and when it ends."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -172,7 +174,7 @@ def _screen() -> Iterator[_Lines]:
     try:
         yield _Lines(console)
     except KeyboardInterrupt:
-        console.print("\nstopped; the same command goes on where it stopped", highlight=False)
+        console.print("\nstopped; run the same command again to continue", highlight=False)
         raise
 
 

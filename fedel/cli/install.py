@@ -15,7 +15,6 @@ from typing import Any
 from fedel_edge import device
 
 from fedel import config as configuration
-from fedel.cli import preflight
 from fedel.cli.certs import enrol_in
 from fedel.errors import ConfigError, ServiceError
 from fedel.files import write_atomic
@@ -24,14 +23,14 @@ from fedel.security.tls import host_of
 
 UNIT, USERS = "fedel-agent.service", "fedel-agent.sysusers"
 COMMAND = Path("/opt/fedel/bin/fedel")
-"""What the unit starts, as it is shipped."""
+"""What the unit starts, unless the command is installed elsewhere."""
 STATE, SETTINGS = Path("/var/lib/fedel-agent"), Path("/etc/fedel/agent.toml")
 CERTS = SETTINGS.parent / "certs"
 UNITS = Path("/etc/systemd/system")
 BACKOFF = UNITS / f"{UNIT}.d" / "backoff.conf"
 ENROLMENT_PORT = 7072
 _BACKOFF_SYSTEMD = 254
-"""The first systemd that can wait longer after each failure."""
+"""First version of systemd that can wait longer after each failure."""
 _BACKOFF = "[Service]\nRestartSteps=8\nRestartMaxDelaySec=10min\n"
 EXAMPLE = """example:
   sudo fedel agent install --coordinator server.lan:7070 --token TOKEN --part 0/4
@@ -41,35 +40,41 @@ EXAMPLE = """example:
 
 @dataclass(frozen=True)
 class Step:
-    """Something that installing does."""
+    """One thing that the installation does."""
 
     what: str
     do: Callable[[], None]
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
-    """The verbs under ``fedel agent``; without one the agent runs here and now."""
+    """The actions of ``fedel agent``; without one the agent runs in the foreground."""
     actions = parser.add_subparsers(dest="action", metavar="install|uninstall")
     adding = actions.add_parser(
         "install",
-        help="as a systemd service of this device",
-        description="Unit, user, configuration, certificate, preflight; a second time only what differs.",
+        help="install the agent as a systemd service",
+        description="Install unit, user, configuration and certificate, then run the preflight. A second call "
+        "changes only what differs.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = adding.add_argument
-    add("--coordinator", default="", metavar="HOST:PORT", help="asked for if it is not given")
-    add("--token", default="", help="what `fedel certs token NAME` printed at the server")
+    add("--coordinator", default="", metavar="HOST:PORT", help="the coordinator (asked for if not given)")
+    add("--token", default="", help="output of `fedel certs token NAME` at the server")
     add(
         "--enrol-at", default="", metavar="HOST:PORT", help=f"default: port {ENROLMENT_PORT} of the coordinator"
     )
-    add("--part", default="", metavar="I/N", help="this client's part of the data, from 0")
-    add("--device", default="", help="what trains; default: cuda where there is an NVIDIA GPU, else cpu")
-    add("--no-start", action="store_true", help="start with the next boot, not now")
+    add("--part", default="", metavar="I/N", help="part of the data for this client, counted from 0")
+    add("--device", default="", help="cpu or cuda (default: cuda if there is an NVIDIA GPU)")
+    add("--no-start", action="store_true", help="start at the next boot, not now")
     removing = actions.add_parser("uninstall", help="remove the service; configuration and state stay")
     for one, run in ((adding, install), (removing, uninstall)):
-        one.add_argument("--root", type=Path, default=Path("/"), help="into this tree, an image of a device")
-        one.add_argument("--dry-run", action="store_true", help="say what would be done")
+        one.add_argument(
+            "--root",
+            type=Path,
+            default=Path("/"),
+            help="install into this directory tree (an image of a device)",
+        )
+        one.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
         one.set_defaults(run=run)
 
 
@@ -115,7 +120,7 @@ def uninstall(arguments: argparse.Namespace) -> int:
 
 
 class Place:
-    """Where it is installed: this machine, or a tree that will become one."""
+    """Where the agent is installed: this machine, or a directory tree that will become one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -153,22 +158,22 @@ def _run(words: Sequence[str]) -> None:
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise ServiceError(f"{words[0]} is not here: this needs a system with systemd") from None
+        raise ServiceError(f"{words[0]} was not found: this needs a system with systemd") from None
     if done.returncode:
         hint = "" if os.geteuid() == 0 else "; this needs root (sudo)"
         raise ServiceError(f"`{' '.join(words)}` failed: {done.stderr.strip()}{hint}")
 
 
 def _unit(place: Place) -> str:
-    """The unit; on this machine with the command as it is installed here."""
+    """The unit; on this machine with the path of the command as installed here."""
     command = Path(sys.executable).with_name("fedel")
     if not place.live or command == COMMAND:
         return _resource(UNIT)
     homes, venv = {Path("/home"), Path("/root"), Path("/run/user")}, COMMAND.parents[1]
     if homes & {*command.parents, *Path(sys.executable).resolve().parents}:
         raise ConfigError(
-            f"{command} is in somebody's home, which a service does not see: install FedEL in {venv} "
-            f"(python3 -m venv --system-site-packages {venv}) and call it there"
+            f"{command} is in a home directory, which a service cannot read: install FedEL in {venv} "
+            f"(python3 -m venv --system-site-packages {venv}) and run this command from there"
         )
     return _resource(UNIT).replace(str(COMMAND), str(command))
 
@@ -178,7 +183,7 @@ def _resource(name: str) -> str:
 
 
 def _settings(place: Place, arguments: argparse.Namespace, coordinator: str) -> dict[str, Any]:
-    """What is configured already, with what was said now on top."""
+    """The existing configuration, changed by the options of this call."""
     file = place / SETTINGS
     table: dict[str, Any] = configuration.read(file) if file.exists() else {}
     table |= {"coordinator": coordinator, "state_dir": str(STATE)}
@@ -209,7 +214,7 @@ def _known(place: Place, key: str) -> str:
 
 def _ask(option: str, what: str) -> str:
     if not sys.stdin.isatty():
-        raise ConfigError(f"say --{option}, {what}: nobody can be asked here")
+        raise ConfigError(f"add --{option} ({what}): without a terminal there is no prompt")
     return input(f"{option}, {what}: ").strip()
 
 
@@ -221,15 +226,17 @@ def _enrol(place: Place, at: str, token: str) -> Callable[[], None]:
 
 
 def _preflight(place: Place) -> None:
-    """Red lines are shown and do not stop the installation: the agent waits for what is not there yet."""
+    """Show red lines, but do not stop the installation: the agent waits for servers that do not answer yet."""
+    from fedel.cli import preflight  # needs rich, which servers do not have
+
     arguments = argparse.Namespace(config=place / SETTINGS, job=None, set=[], json=False)
     if preflight.main(arguments):
-        print("The agent is installed all the same; see to the red lines, then `fedel preflight` again.")
+        print("The agent is installed. Repair what is red, then run `fedel preflight` again.")
 
 
 def _systemd_version() -> int:
     try:
-        told = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False).stdout
-        return int(told.split()[1])
+        version = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False).stdout
+        return int(version.split()[1])
     except (OSError, IndexError, ValueError):
         return 0

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from typing import Any
 from fedel import config
 from fedel.cli import child
 from fedel.errors import ServiceError
+from fedel.job import RunConfig
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -28,9 +29,9 @@ class Fleet:
     """The ``[fleet]`` of a job that runs on this machine."""
 
     slowdowns: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
-    """One agent each; 3 behaves like a device three times slower than this machine."""
+    """One agent per number; 3 behaves like a device three times slower than this machine."""
     num_aggregators: int = 1
-    """Processes that share the model's tensors."""
+    """Processes among which the model's tensors are divided."""
     threads: int = 1
     """Torch threads of an agent."""
     data: Mapping[str, Any] = field(default_factory=lambda: {"method": "dirichlet", "alpha": 0.5})
@@ -41,19 +42,30 @@ class Fleet:
             raise ValueError("slowdowns: at least one number, each at least 1; num_aggregators: at least 1")
 
 
-class Federation:
-    """Starts the processes, ends them, and leaves nothing running; use as a context manager."""
+def read_job(path: Path, overrides: list[str]) -> tuple[RunConfig, Fleet]:
+    """The two halves of a job file: the run, and the fleet for a run on this machine."""
+    table = config.read(path, overrides)
+    fleet = config.parse(Fleet, table.pop("fleet", {}), f"{path}: [fleet]")
+    return RunConfig.parse(table, str(path)), fleet
 
-    def __init__(self, directory: Path, runs_dir: Path, fleet: Fleet) -> None:
-        """``directory`` holds configurations, logs and state of the processes, ``runs_dir`` what runs yield."""
+
+class Federation:
+    """Starts the processes and ends them; use as a context manager."""
+
+    def __init__(self, directory: Path, runs_dir: Path, fleet: Fleet, user_code: Sequence[str] = ()) -> None:
+        """``directory`` is for configurations, logs and state of the processes, ``runs_dir`` for results.
+
+        ``user_code`` are folders in which the processes find the user's own models and data.
+        """
         self._directory = directory
         self._runs_dir = runs_dir
         self._fleet = fleet
+        self._user_code = user_code
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.coordinator = ""
-        """Address of the coordinator, once it is there."""
+        """Address of the coordinator, once it listens."""
         self.page = ""
-        """Where a browser shows the runs live."""
+        """Address of the live page."""
 
     def __enter__(self) -> Federation:
         try:
@@ -133,12 +145,12 @@ class Federation:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._fleet.threads), "MALLOC_ARENA_MAX": "2"}
         with self._log(name).open("wb") as log, _uninterrupted():
             self._processes[name] = subprocess.Popen(
-                child.command(module, "--config", str(file)),
+                child.command(module, "--config", str(file), user_code=self._user_code),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us to hear, and for us to pass on
+                start_new_session=True,  # Ctrl-C goes to us only; we stop the processes in order
             )
 
     def _address(self, name: str) -> str:
@@ -146,12 +158,14 @@ class Federation:
         while not file.exists():
             self.check()
             if time.monotonic() > deadline:
-                raise ServiceError(f"{name} did not start in {START_SECONDS:g} s; see {self._log(name)}")
+                raise ServiceError(
+                    f"{name} did not start within {START_SECONDS:g} s; its log says why: {self._log(name)}"
+                )
             time.sleep(0.02)
         return file.read_text(encoding="utf-8").strip()
 
     def check(self) -> None:
-        """Complain about a process that ended by itself."""
+        """Raise an error if a process has ended by itself."""
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None:
@@ -171,7 +185,7 @@ class Federation:
             await asyncio.sleep(0.5)
 
     def stop(self) -> None:
-        """End every process: first politely, agents before servers, then for sure."""
+        """End every process, agents before servers: with SIGTERM, then with SIGKILL if that takes too long."""
         for process in reversed(self._processes.values()):
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -188,7 +202,7 @@ class Federation:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the process that is being started is one that ``stop`` knows of."""
+    """Delay Ctrl-C until ``stop`` knows of the process that is being started."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

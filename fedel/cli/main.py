@@ -1,4 +1,4 @@
-"""The ``fedel`` command: finds the part that a verb names and runs it."""
+"""The ``fedel`` command: imports the module of the verb that is asked for, and runs it."""
 
 from __future__ import annotations
 
@@ -6,46 +6,78 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fedel import __version__
-from fedel.errors import FedelError
-
-VERBS = (
-    "demo",
-    "run",
-    "serve",
-    "preflight",
-    "certs",
-    "runs",
-    "report",
-    "simulate",
-    "experiment",
-    "profile",
-    "data",
-)
-"""One module of this package a verb (or a few verbs that belong together), in the order of ``--help``."""
+from fedel.errors import ConfigError, FedelError
 
 
-def parser() -> argparse.ArgumentParser:
+class Verb(NamedTuple):
+    """Where a verb is, and what it needs."""
+
+    module: str
+    """Module of this package; a few verbs that belong together share one."""
+    extra: str
+    """``pip install 'fedel[EXTRA]'`` brings what the verb imports."""
+    help: str
+
+
+VERBS = {
+    "demo": Verb("demo", "desk", "a real federation on this machine: FedEL beside FedAvg, in minutes"),
+    "run": Verb("run", "desk", "run a job: all of it on this machine, or on a federation"),
+    "coordinator": Verb("serve", "server", "run the coordinator: plan rounds and send tasks to clients"),
+    "aggregator": Verb("serve", "server", "run the aggregator: keep the model and fold updates into it"),
+    "agent": Verb("serve", "edge", "run the agent: train on this device; install it as a service"),
+    "preflight": Verb("preflight", "edge", "is this device ready to train?"),
+    "certs": Verb("certs", "server", "certificates: the authority, servers, people, devices"),
+    "status": Verb("runs", "desk", "the state of a run of a federation, client by client"),
+    "runs": Verb("runs", "desk", "list runs; pause, resume or stop one"),
+    "report": Verb("report", "desk", "write the report of a run, or of several side by side"),
+    "simulate": Verb("simulate", "desk", "a fleet of a hundred unequal devices, on a virtual clock"),
+    "experiment": Verb(
+        "experiment", "desk", "a table or figure of the paper: do the runs, compare the numbers"
+    ),
+    "profile": Verb("profile", "edge", "measure the training time of every tensor on this device"),
+    "data": Verb("data", "edge", "list, get and check data sets"),
+}
+"""In the order of ``--help``."""
+
+
+def parser(verb: str = "") -> argparse.ArgumentParser:
+    """All verbs, but only one with its options: a server cannot import the modules of an agent's verbs."""
     root = argparse.ArgumentParser(
-        prog="fedel",
-        description="Federated learning for fleets of unequal devices.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="fedel", description="Federated learning for fleets of unequal devices."
     )
     root.add_argument("--version", action="version", version=f"fedel {__version__}")
     verbs = root.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in VERBS:
-        importlib.import_module(f"fedel.cli.{verb}").add_parser(verbs)
+    asked = VERBS[verb].module if verb else ""
+    if asked:
+        importlib.import_module(f"fedel.cli.{asked}").add_parser(verbs)
+    for name, each in VERBS.items():
+        if each.module != asked:
+            verbs.add_parser(name, help=each.help)
     return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; errors for the user end with their own exit code, and no traceback."""
-    arguments = parser().parse_args(argv)
+    """Run one verb. An error that the user can repair ends with its own exit code and without a traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb = words[0] if words and words[0] in VERBS else ""
     try:
+        arguments = parser(verb).parse_args(words)
         return int(arguments.run(arguments) or 0)
+    except ModuleNotFoundError as error:
+        package = (error.name or "fedel").partition(".")[0]
+        if not verb or package.startswith("fedel"):
+            raise
+        print(
+            f"fedel {verb}: the package '{package}' is not installed in {sys.prefix}; "
+            f"this brings everything the command needs: pip install 'fedel[{VERBS[verb].extra}]'",
+            file=sys.stderr,
+        )
+        return ConfigError.exit_code
     except FedelError as error:
-        print(f"fedel {arguments.verb}: {error}", file=sys.stderr)
+        print(f"fedel {verb}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)

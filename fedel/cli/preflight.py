@@ -1,4 +1,4 @@
-"""``fedel preflight``: is this device ready to train? A line for each check, green or red with the remedy."""
+"""``fedel preflight``: is this device ready to train? One line per check, green, or red with the remedy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from fedel_edge.preflight.flight import preflight
 from rich.console import Console
 from rich.text import Text
 
-from fedel.cli.run import read_job
+from fedel.cli import user_code
+from fedel.cli.local import read_job
 from fedel.job import RunConfig
 from fedel.security.tls import add_options
 
 EXAMPLE = """example:
-  fedel preflight --config /etc/fedel/agent.toml
-  fedel preflight --config agent.toml --job job.toml    # the job's own data set and model
+  fedel preflight --config configs/agent.toml
+  fedel preflight --config configs/agent.toml --job examples/own.toml    # with the job's data set and model
 exit code: 0 if nothing is red, 1 otherwise
 """
 MARKS = {GOOD: ("✓", "green"), BAD: ("✗", "bold red")}
@@ -33,13 +34,12 @@ WIDTH = 12
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "preflight",
-        help="is this device ready to train?",
         description="Check certificate, servers, clock, disk, memory, torch, data set and the time of a step.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's configuration")
-    parser.add_argument("--job", type=Path, metavar="FILE", help="a job that this device is to train")
+    parser.add_argument("--job", type=Path, metavar="FILE", help="a job that this device will train")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
     parser.add_argument("--json", action="store_true", help="for scripts")
     add_options(parser)
@@ -47,9 +47,10 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def main(arguments: argparse.Namespace) -> int:
-    # What fails is told in our own words; gRPC's would stand between them.
+    # We describe failures in our own words; gRPC's log lines would appear between them.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     config = load(str(arguments.config) if arguments.config else None, arguments.set)
+    user_code.search(arguments.job)
     job = read_job(arguments.job, [])[0] if arguments.job else None
     findings = asyncio.run(_checked(config, job, None if arguments.json else Console(highlight=False)))
     red = [finding for finding in findings if finding.state == BAD]

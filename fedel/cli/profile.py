@@ -29,18 +29,17 @@ if TYPE_CHECKING:
 _EXAMPLE = """example:
   fedel profile --model vgg16 --width 0.25 --batch-size 32 --out vgg16.json
   fedel profile --model resnet50 --data speech-commands --device cuda --out orin.json
-  fedel profile --model my.models:build --input 3,64,64 --widths 0.5,0.25"""
+  fedel profile --model examples.own:model --input 1,16,16 --widths 0.5,0.25"""
 _DEFAULT_SHAPES = {"vgg16": (3, 32, 32), "resnet50": (1, 32, 32), "cnn": (1, 28, 28), "albert": (64,)}
 _MOST_ROWS = 40
-"""Longer tables are summed up by block."""
+"""Longer tables show one row per block."""
 _AGREE = (0.6, 1.4)
-"""Outside this range of whole to sum of parts a profile is not to be trusted."""
+"""Outside this range of (whole step) / (sum of parts) the measurement is not reliable."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "profile",
-        help="measure the training time of every tensor on this device",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,25 +51,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="vgg16, resnet50, albert, cnn or package.module:function",
     )
     add("--width", type=float, default=1.0, help="share of the model's channels (default 1)")
-    add("--option", action="append", default=[], metavar="KEY=VALUE", help="another option of the model")
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the model; may be repeated",
+    )
     add("--classes", type=int, help="number of classes (default: the model's own, or the data's)")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--input", type=_numbers(int), metavar="C,H,W", help="shape of one sample, of noise")
-    source.add_argument("--data", metavar="NAME", help="a data set; the time to make a batch counts too")
+    source.add_argument(
+        "--input", type=_numbers(int), metavar="C,H,W", help="shape of one sample (random values)"
+    )
+    source.add_argument("--data", metavar="NAME", help="a data set; the time to load a batch counts too")
     add("--batch-size", type=int, default=32)
     add("--optimiser", choices=("sgd", "adamw"), default="sgd")
     add("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default cpu)")
-    add("--threads", type=int, help="CPU threads (default: as torch finds it)")
+    add("--threads", type=int, help="CPU threads (default: chosen by torch)")
     add("--widths", type=_numbers(float), default=(), metavar="W,W", help="also time these narrowed models")
-    add("--rounds", type=int, default=15, help="repetitions; the median counts (default 15)")
-    add("--tensors", action="store_true", help="a row for every tensor, however many")
+    add("--rounds", type=int, default=15, help="repetitions; the median is used (default 15)")
+    add("--tensors", action="store_true", help="one row per tensor, even if there are many")
     add("--out", type=Path, metavar="FILE.json", help="save the profile")
     add("--json", action="store_true", help="print the profile as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch  # takes seconds, and servers have none
+    import torch  # takes seconds to import
 
     from fedel.training.profiler import profile
 
@@ -103,10 +110,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table_of(measured: TimingProfile, spec: ModelSpec, every_tensor: bool = False) -> Table:
-    """A row for each tensor, or for each block where there are too many of them."""
+    """One row per tensor, or per block if there are too many tensors."""
     by_tensor = every_tensor or len(measured.tensors) <= _MOST_ROWS
     table = Table(
-        title=f"{measured.model} on {measured.device}, batch {measured.batch_size}: ms a step", pad_edge=False
+        title=f"{measured.model} on {measured.device}, batch {measured.batch_size}: ms per step", pad_edge=False
     )
     table.add_column("block")
     table.add_column("tensor" if by_tensor else "tensors")
@@ -147,7 +154,8 @@ def summary_of(measured: TimingProfile) -> str:
         )
     if not _AGREE[0] <= measured.calibration <= _AGREE[1]:
         lines.append(
-            "parts and whole disagree: the machine is busy; free it, or try --threads 1, or --rounds 50"
+            "the parts do not add up to the whole step: is the machine busy? Stop other programs, "
+            "or try --threads 1 or --rounds 50"
         )
     return "\n".join(lines)
 
@@ -171,7 +179,7 @@ def _workload(args: argparse.Namespace) -> tuple[BlockModel, tuple[Array, Array]
     shape = args.input or _DEFAULT_SHAPES.get(args.model)
     if shape is None:
         raise ConfigError(
-            f"what does {args.model} take? say --input C,H,W (the shape of one sample) or --data NAME"
+            f"the input shape of {args.model} is not known: add --input C,H,W (one sample) or --data NAME"
         )
     if args.classes:
         options["num_classes"] = args.classes
@@ -184,7 +192,7 @@ def _workload(args: argparse.Namespace) -> tuple[BlockModel, tuple[Array, Array]
 
 
 def _tokens(model: BlockModel, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Array, Array]:
-    """A text of noise with 15 % of its tokens to be guessed."""
+    """Random tokens, 15 % of them masked."""
     x = rng.integers(0, model.num_classes, shape)
     return x, np.where(rng.random(shape) < 0.15, x, IGNORE)
 
@@ -225,9 +233,11 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"--device {name} is no device torch knows; use cpu, cuda or cuda:1") from error
+        raise ConfigError(f"--device {name} is not a device of torch; use cpu, cuda or cuda:1") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: this torch sees no CUDA device; use --device cpu, or a CUDA build")
+        raise ConfigError(
+            f"--device {name}: torch finds no CUDA device; use --device cpu, or install a CUDA build of torch"
+        )
     return device
 
 

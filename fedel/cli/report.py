@@ -1,4 +1,4 @@
-"""``fedel report``: one page with pictures for a run, or for several side by side."""
+"""``fedel report``: one page with pictures about a run, or about several side by side."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "report",
-        help="write the report of a run, or of several side by side",
-        description="Write report.html and report.md of a run's directory, from what lies in it.",
+        description="Write report.html and report.md from the files in the directory of a run.",
         epilog="example:\n  fedel report runs/demo-fedel --compare runs/demo-fedavg --tensorboard tb\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path, help="directory of a run")
     parser.add_argument(
-        "--compare", type=Path, nargs="+", default=[], metavar="DIR", help="runs to stand beside it"
+        "--compare", type=Path, nargs="+", default=[], metavar="DIR", help="other runs to show beside it"
     )
-    parser.add_argument("--out", type=Path, help="where to write it (default: into the first directory)")
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write event files for TensorBoard too")
+    parser.add_argument("--out", type=Path, help="where to write it (default: the first directory)")
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="DIR", help="also write event files for TensorBoard"
+    )
     parser.add_argument("--json", action="store_true", help="print the table of figures as JSON")
     parser.set_defaults(run=main)
 

@@ -1,19 +1,18 @@
-"""``fedel run``: a job, on processes of this machine or on a federation that is there already."""
+"""``fedel run``: a job, on processes of this machine or on a federation that runs already."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from pathlib import Path
 
 from fedel_coordinator.run_directory import RunDirectory
 from rich.console import Console
 
-from fedel import config
+from fedel.cli import user_code
 from fedel.cli.certs import add_certs
-from fedel.cli.local import Federation, Fleet
+from fedel.cli.local import Federation, read_job
 from fedel.cli.screen import PHASES, Screen
 from fedel.cli.submit import create, follow, save_model
 from fedel.errors import ConfigError, ServiceError
@@ -27,17 +26,17 @@ from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 
 EXAMPLE = """example:
-  fedel run configs/digits.toml
-  fedel run job.toml --set strategy.name=fedavg --set rounds.num_rounds=5
-  fedel run job.toml --coordinator server:7070     # on a federation that is there already
+  fedel run examples/own.toml
+  fedel run examples/own.toml --set strategy.name=fedavg --set rounds.num_rounds=5
+  fedel run examples/own.toml --coordinator server:7070     # on a federation that runs already
 """
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "run",
-        help="run a job: all of it on this machine, or on a federation",
-        description="Run a job. Without --coordinator, servers and agents are started on this machine.",
+        description="Run a job. Without --coordinator, servers and agents are started on this machine. "
+        "Your own models and data are searched in the working directory, then in the folder of the job file.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,35 +45,29 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
     )
     parser.add_argument("--name", default="", help="name of the run (default: job, strategy and time)")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where the run's directory goes")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs (default: runs)")
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="use this federation")
     add_certs(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=main)
 
 
-def read_job(path: Path, overrides: list[str]) -> tuple[RunConfig, Fleet]:
-    """A job file's two halves: the run, and the fleet for a run on this machine."""
-    table = config.read(path, overrides)
-    fleet = config.parse(Fleet, table.pop("fleet", {}), f"{path}: [fleet]")
-    return RunConfig.parse(table, str(path)), fleet
-
-
 def main(arguments: argparse.Namespace) -> int:
+    user_code.search(arguments.job)
     job, fleet = read_job(arguments.job, arguments.set)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = arguments.name or f"{arguments.job.stem}-{job.strategy.get('name')}-{stamp}"
     directory = arguments.out / name
     if directory.exists():
-        raise ConfigError(f"{directory} is there already: choose another --name, or delete it")
+        raise ConfigError(f"{directory} exists already: choose another --name, or delete it")
     console = Console(stderr=True) if arguments.json else Console()
-    sys.path.insert(0, str(Path.cwd()))
     if arguments.coordinator:
         status = asyncio.run(
             one_run(arguments.coordinator, name, job, directory, console, Tls.of_user(arguments.certs))
         )
     else:
-        with Federation(directory / "federation", arguments.out, fleet) as federation:
+        own = user_code.folders(arguments.job)
+        with Federation(directory / "federation", arguments.out, fleet, own) as federation:
             console.print(f"live page: {federation.page}", highlight=False, soft_wrap=True)
             status = asyncio.run(watched(federation, name, job, directory, console))
         federation.forget_state()
@@ -84,7 +77,7 @@ def main(arguments: argparse.Namespace) -> int:
 async def watched(
     federation: Federation, name: str, job: RunConfig, directory: Path, console: Console
 ) -> pb.RunStatus:
-    """The run, until it is over or a process of the federation ends by itself."""
+    """Follow the run until it is over. Raises if a process of the federation ends by itself."""
     run = asyncio.create_task(one_run(federation.coordinator, name, job, directory, console))
     watch = asyncio.create_task(federation.watch())
     done, pending = await asyncio.wait({run, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +92,7 @@ async def watched(
 async def one_run(
     address: str, name: str, job: RunConfig, directory: Path, console: Console, tls: Tls | None = None
 ) -> pb.RunStatus:
-    """Create the run, follow it to its end, and bring its model home."""
+    """Create the run, follow it to its end, and download its model."""
     from fedel.training.factory import initial_model  # torch takes seconds to import
 
     spec, tensors = await asyncio.to_thread(initial_model, job)
@@ -122,7 +115,7 @@ async def one_run(
 def _write_directory(
     directory: Path, job: RunConfig, spec: ModelSpec, status: pb.RunStatus, records: list[str]
 ) -> None:
-    """The run's files, where the coordinator keeps its own copy on another machine."""
+    """The files of the run, if the coordinator is on another machine and keeps its own copy there."""
     strategy = build(job.strategy)
     result = run_result(
         name=status.run,
@@ -142,7 +135,7 @@ def _write_directory(
 
 
 def finish(status: pb.RunStatus, directory: Path, console: Console, as_json: bool) -> int:
-    """Say what came of it and where it lies."""
+    """Print the result and where the report is."""
     from fedel.report import page, runs
 
     if status.phase != pb.RUN_PHASE_FINISHED:

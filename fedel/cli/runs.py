@@ -1,4 +1,4 @@
-"""``fedel runs`` and ``fedel status``: what a federation is doing, and what lies on this machine."""
+"""``fedel runs`` and ``fedel status``: the runs of a federation, and those in a directory of this machine."""
 
 from __future__ import annotations
 
@@ -28,21 +28,19 @@ ACTIONS = {"pause": pb.RUN_ACTION_PAUSE, "resume": pb.RUN_ACTION_RESUME, "stop":
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     status = verbs.add_parser(
         "status",
-        help="how a run of a federation stands, client by client",
-        description="How a run stands, client by client; --follow stays until it is over.",
+        description="Show the state of a run, client by client; --follow updates it until the run is over.",
         epilog="example:\n  fedel status --coordinator server:7070 --follow\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     status.add_argument("name", nargs="?", default="", help="name of the run (default: the newest)")
     status.add_argument("--coordinator", default=ADDRESS, metavar="HOST:PORT")
     add_certs(status)
-    status.add_argument("--follow", action="store_true", help="stay until the run is over")
-    status.add_argument("--json", action="store_true", help="print it as JSON")
+    status.add_argument("--follow", action="store_true", help="update until the run is over")
+    status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=show_status)
 
     runs = verbs.add_parser(
         "runs",
-        help="list runs, pause, resume or stop one",
         description="List the runs of a directory or a federation; pause, resume or stop one of a federation.",
         epilog="example:\n  fedel runs\n  fedel runs stop demo-fedel --coordinator server:7070\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -52,7 +50,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     runs.add_argument("--coordinator", default="", metavar="HOST:PORT", help=f"a federation, such as {ADDRESS}")
     add_certs(runs)
     runs.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs on this machine")
-    runs.add_argument("--json", action="store_true", help="print it as JSON")
+    runs.add_argument("--json", action="store_true", help="print JSON")
     runs.set_defaults(run=main)
 
 
@@ -88,7 +86,7 @@ async def _status(arguments: argparse.Namespace, console: Console) -> pb.RunStat
     chosen = [s for s in known if arguments.name in ("", s.run)]
     if not chosen:
         names = ", ".join(s.run for s in known) or "none"
-        raise ConfigError(f"{arguments.coordinator} has no run '{arguments.name}'; it has: {names}")
+        raise ConfigError(f"{arguments.coordinator} has no run '{arguments.name}'; choose one of: {names}")
     if arguments.json:
         return chosen[0]
     num_blocks = max((c.window.front_block for c in chosen[0].clients), default=1)
@@ -136,7 +134,7 @@ def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
         print(json.dumps(rows))
         return
     if not rows:
-        print("no runs yet; `fedel demo` or `fedel run JOB.toml` makes one")
+        print("no runs yet; start one with `fedel demo` or `fedel run JOB.toml`")
         return
     table = Table(box=None, pad_edge=False)
     for column in rows[0]:

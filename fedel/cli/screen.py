@@ -21,7 +21,6 @@ PHASES = {
     pb.RUN_PHASE_STOPPED: "stopped",
     pb.RUN_PHASE_FAILED: "failed",
 }
-OVER = (pb.RUN_PHASE_FINISHED, pb.RUN_PHASE_STOPPED, pb.RUN_PHASE_FAILED)
 MAX_ROWS = 20
 
 
@@ -41,7 +40,7 @@ def megabytes(num_bytes: int) -> str:
 
 
 def against(seconds: float, budget: float) -> str:
-    """Seconds beside the budget they had.
+    """Seconds, and how far they are from the budget.
 
     >>> against(1.1, 1.0)
     '1.10 s (+10 %)'
@@ -52,7 +51,7 @@ def against(seconds: float, budget: float) -> str:
 
 
 class Screen:
-    """Follows one run; use as a context manager and ``show`` every status that comes."""
+    """Shows one run; use as a context manager and call ``show`` with every status."""
 
     def __init__(self, console: Console, num_blocks: int) -> None:
         self._console = console
@@ -87,7 +86,7 @@ class Screen:
             (f"{status.run}", "bold"),
             f"  {strategy}  round {min(status.round_num + 1, status.num_rounds)} of {status.num_rounds}"
             f"  {status.round_phase or PHASES.get(status.phase, '')}"
-            f"  T_th {1000 * status.budget_seconds:.1f} ms a step",
+            f"  T_th {1000 * status.budget_seconds:.1f} ms per step",
         )
         if status.message:
             head.append(f"\n{status.message}", style="yellow")

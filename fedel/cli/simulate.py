@@ -15,39 +15,39 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedel import config
+from fedel.cli import user_code
 from fedel.records import RoundRecord, RunResult
 from fedel.serialisation import to_json
 
 EXAMPLE = """example:
   fedel simulate configs/simulation.toml
   fedel simulate configs/simulation.toml --set strategy.name=fedavg --workers 8
-  fedel simulate configs/simulation.toml --resume        # go on after Ctrl-C
+  fedel simulate configs/simulation.toml --resume        # continue after Ctrl-C
 """
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "simulate",
-        help="a fleet of a hundred unequal devices, on a virtual clock",
-        description="Train for real, on the time that a fleet of unequal devices would take. The same seed "
-        "gives the same model, whatever the number of workers. Every round is on disk before the next one.",
+        description="Train for real, and count the time that a fleet of unequal devices would take. The same "
+        "seed gives the same model for any number of workers. Every round is saved before the next one begins.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("job", type=Path, help="TOML file: strategy, workload, rounds, work, budget, fleet, partition, ...")
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
-    add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one a core)")
+    add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one per core)")
     add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
     add("--name", default="", help="name of the run (default: job, strategy and seed)")
-    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="where the run's directory goes")
-    add("--resume", action="store_true", help="go on with the run where it was stopped")
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="directory of runs (default: runs)")
+    add("--resume", action="store_true", help="continue a run that was stopped")
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=main)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    sys.path.insert(0, str(Path.cwd()))
+    user_code.search(arguments.job)
     from fedel.simulation import start  # torch takes seconds to import
     from fedel.simulation.job import Job
 
@@ -69,7 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         command = f"fedel simulate {arguments.job} --resume"
         console.print(
-            f"\nstopped; go on with `{command}` and the same options", highlight=False, soft_wrap=True
+            f"\nstopped; continue with `{command}` and the same options", highlight=False, soft_wrap=True
         )
         return 130
     report = _report(path)
@@ -78,9 +78,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     print(_summary(result))
     print(
-        f"report: {report}"
-        if report
-        else f"{path}: no report, for want of matplotlib (pip install 'fedel[plots]')"
+        f"report: {report}" if report else f"{path}: no report without matplotlib (pip install 'fedel[plots]')"
     )
     return 0
 
@@ -136,7 +134,7 @@ def _line(record: RoundRecord, num_rounds: int, left: float) -> str:
 
 @contextmanager
 def _screen(console: Console, first_round: int, num_rounds: int) -> Iterator[SimpleNamespace]:
-    """A line a round, and on a terminal a bar below them that moves with every client."""
+    """One line per round; on a terminal, below them, a bar that moves with every client."""
     begin = time.monotonic()
 
     def left(done: float) -> float:

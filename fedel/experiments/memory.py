@@ -1,7 +1,5 @@
 """Peak memory of a training step, measured on this machine for windows and selections that a run used.
 
-    python -m experiments.memory < jobs.json
-
 A process of its own, in which freed memory goes back to the system at once, so that a peak is what was in use.
 """
 
@@ -27,6 +25,8 @@ from fedel.files import write_atomic
 MOST_USED = 4
 """Windows with their selections that are measured for each device type; there may be hundreds."""
 _GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+_START = "import sys; sys.path[:] = filter(None, sys.path); from fedel.experiments.memory import main; main()"
+"""Removes the working directory, which ``-c`` puts first; it is searched last, as in this process."""
 NUM_STEPS = 2
 """The second has the optimiser's state."""
 
@@ -85,7 +85,7 @@ def mean_peak(used: Sequence[Used]) -> float:
 
 def _ask(question: str) -> list[int]:
     done = subprocess.run(
-        [sys.executable, "-m", "fedel.experiments.memory"],
+        [sys.executable, "-c", _START],
         input=question,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""What training costs the devices that can tell: power, energy, heat, memory."""
+"""What training costs the devices that report it: power, energy, heat, memory."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ def board() -> Json:
     return dashboard(
         "fedel-energy",
         "FedEL: energy",
-        "Jetsons and machines with RAPL tell their power, most tell a temperature. Devices that tell nothing"
-        " are missing here. Only the time of training counts.",
+        "Jetsons and machines with RAPL report their power, most devices a temperature. Devices that report"
+        " nothing are missing here. Only the time of training counts.",
         [
             stat(
                 "Energy",
                 "joule",
-                "Of all clients that tell it, since the coordinator started.",
+                "Of all clients that report it, since the coordinator started.",
                 'run:fedel_client_energy_joules:sum{run="$run"}',
                 width=6,
             ),
             stat(
-                "Energy a round",
+                "Energy per round",
                 "joule",
-                "Of all clients that tell it, on the mean.",
+                "Mean over the rounds, of all clients that report it.",
                 'run:fedel_client_energy_joules:sum{run="$run"} / on (run) sum by (run) (fedel_rounds_total)',
                 width=6,
             ),
             stat(
                 "Power while training",
                 "watt",
-                "Sum over the clients that tell it, each while it trains.",
+                "Sum over the clients that report it, each while it trains.",
                 'sum(fedel_client_power_watts{run="$run"})',
                 width=6,
             ),

@@ -1,4 +1,4 @@
-"""Are coordinator and aggregators well?"""
+"""Health of coordinator and aggregators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def board() -> Json:
     return dashboard(
         "fedel-services",
         "FedEL: service health",
-        "Coordinator and aggregators: uploads, disk, and what the processes take. Of all runs.",
+        "Coordinator and aggregators: uploads, disk, and the resources of the processes. All runs together.",
         [
             stat(
                 "Services up",
@@ -53,7 +53,7 @@ def board() -> Json:
             lines(
                 "Uploads by outcome",
                 "ops",
-                "Uploads a second: accepted, a duplicate after a retry, refused, or broken on the way.",
+                "Uploads per second: accepted, a duplicate after a retry, refused, or broken on the way.",
                 query("sum by (outcome) (rate(fedel_uploads_total[$__rate_interval]))", "{{outcome}}"),
                 stacked=True,
                 low=0,
@@ -104,7 +104,7 @@ def board() -> Json:
             lines(
                 "Heartbeats and failed tasks",
                 "ops",
-                "Heartbeats a second, and tasks a second that devices could not finish.",
+                "Heartbeats per second, and failed tasks per second.",
                 query("sum(rate(fedel_heartbeats_total[$__rate_interval]))", "heartbeats"),
                 query("sum(rate(fedel_tasks_failed_total[$__rate_interval])) or vector(0)", "failed tasks"),
                 low=0,
@@ -112,7 +112,7 @@ def board() -> Json:
             lines(
                 "Room on disk",
                 "bytes",
-                "Where models and journals lie.",
+                "Where models and journals are stored.",
                 query("fedel_disk_free_bytes", "{{instance}} free"),
                 low=0,
             ),

@@ -9,10 +9,10 @@ def board() -> Json:
     return dashboard(
         "fedel-tensors",
         "FedEL: tensor coverage",
-        "Which tensors clients select. A tensor that nobody selects keeps its value.",
+        "Which tensors clients select. A tensor that no client selects keeps its value.",
         [
             stat(
-                "Tensors nobody trained last round",
+                "Tensors not trained last round",
                 "suffix: tensors",
                 "They kept their values. Normal now and then; the panel below says for how long.",
                 'run:fedel_tensors_untrained:count{run="$run"}',
@@ -23,14 +23,14 @@ def board() -> Json:
             stat(
                 "Longest untrained",
                 "suffix: rounds",
-                "Rounds since anybody trained the tensor that waits longest.",
+                "Rounds since a client last trained the tensor that waits longest.",
                 'max(fedel_tensor_untrained_rounds{run="$run"})',
                 (("green", None), ("yellow", 5), ("red", 20)),
                 decimals=0,
                 width=6,
             ),
             stat(
-                "Tensors a client",
+                "Tensors per client",
                 "suffix: tensors",
                 "Mean number of tensors that a client trained in its last round.",
                 'avg(fedel_client_selected_tensors{run="$run"})',
@@ -48,7 +48,7 @@ def board() -> Json:
             grid(
                 "Clients that trained each tensor",
                 "suffix: clients",
-                "One row a tensor; the darkest are those nobody trained.",
+                "One row per tensor; the darkest were trained by no client.",
                 query('fedel_tensor_clients{run="$run"}', "{{tensor}}"),
                 low=0,
                 size=(24, 16),
@@ -56,7 +56,7 @@ def board() -> Json:
             bars(
                 "Untrained for longest",
                 "suffix: rounds",
-                "Rounds since anybody trained the tensor; the 20 that wait longest.",
+                "Rounds since a client last trained the tensor; the 20 that wait longest.",
                 query('topk(20, fedel_tensor_untrained_rounds{run="$run"})', "{{tensor}}"),
                 steps=(("green", None), ("yellow", 5), ("red", 20)),
                 low=0,

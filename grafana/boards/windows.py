@@ -1,4 +1,4 @@
-"""Where each client's window stands: blocks against time."""
+"""The window of each client: blocks against time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def board() -> Json:
             grid(
                 "Deep edge of the window (front)",
                 "prefix:block ",
-                "One row a client, coloured by the last block of its window; the client exits after it.",
+                "One row per client, coloured by the last block of its window; the client exits after it.",
                 query(f"fedel_client_window_front_block{_CLIENT}", "{{client}}"),
                 low=0,
                 size=(12, 12),
@@ -25,7 +25,7 @@ def board() -> Json:
             grid(
                 "Shallow edge of the window (end)",
                 "prefix:block ",
-                "One row a client, coloured by the first block that it trains; blocks before it are frozen.",
+                "One row per client, coloured by the first block that it trains; blocks before it are frozen.",
                 query(f"fedel_client_window_end_block{_CLIENT}", "{{client}}"),
                 low=0,
                 size=(12, 12),
@@ -33,7 +33,7 @@ def board() -> Json:
             grid(
                 "Clients by deep edge",
                 "suffix: clients",
-                "One row a block: how many windows reach just that far. One that stands still is a stripe.",
+                "One row per block: how many windows end there. A window that does not move is a stripe.",
                 query('count_values("block", fedel_client_window_front_block{run="$run"})', "block {{block}}"),
                 low=0,
                 size=(24, 8),

@@ -15,7 +15,7 @@ def fedel_experiment(*words):
     return arguments.run(arguments)
 
 
-def test_an_experiment_is_listed_done_reused_and_reported(tmp_path, capfd):
+def test_list_run_reuse_report(tmp_path, capfd):
     options = ("--scale", "ci", "--tasks", "cifar10", "--seeds", "1", "--out", tmp_path)
     assert 0 == fedel_experiment("resources", *options, "--list", "--json")
     listed = json.loads(capfd.readouterr().out)

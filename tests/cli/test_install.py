@@ -1,4 +1,4 @@
-"""``fedel agent install`` into a tree, which needs no power over this machine."""
+"""``fedel agent install`` into a directory tree, which changes nothing on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.services.coordinator.support import asynchronous
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-sysusers") is None or shutil.which("systemctl") is None or os.getuid() != 0,
-    reason="needs systemd's tools and root, for the owners of files",
+    reason="needs the tools of systemd, and root for the owners of files",
 )
 
 
@@ -35,7 +35,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 @needs_systemd
 @asynchronous
-async def test_it_installs_enrols_and_enables_and_a_second_time_changes_nothing(
+async def test_install_enrols_and_a_second_call_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pki, root = Pki(tmp_path), tree(tmp_path)
@@ -57,7 +57,7 @@ async def test_it_installs_enrols_and_enables_and_a_second_time_changes_nothing(
 
 
 @needs_systemd
-def test_settings_that_were_changed_by_hand_stay_and_uninstalling_leaves_them(tmp_path: Path) -> None:
+def test_changed_settings_are_kept(tmp_path: Path) -> None:
     root = tree(tmp_path)
     settings = root / "etc/fedel/agent.toml"
     settings.parent.mkdir()
@@ -71,7 +71,7 @@ def test_settings_that_were_changed_by_hand_stay_and_uninstalling_leaves_them(tm
     assert not list((root / "etc/systemd").rglob("fedel-agent*"))
 
 
-def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tree(tmp_path)
     words = ["--coordinator", "server.lan:7070", "--token", "t", "--dry-run"]
     assert 0 == main(["agent", "install", "--root", str(root), *words])
@@ -87,13 +87,13 @@ def test_a_dry_run_says_everything_and_does_nothing(tmp_path: Path, capsys: pyte
     assert {} == contents(root)
 
 
-def test_without_a_terminal_it_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_option_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == main(["agent", "install", "--root", str(tree(tmp_path))])
-    assert "say --coordinator" in capsys.readouterr().err
+    assert "add --coordinator" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["4/4", "1", "a/b"])
-def test_a_part_that_is_none(tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_part(tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--root", str(tree(tmp_path)), "--coordinator", "a:1", "--token", "t", "--part", part]
     assert 2 == main(["agent", "install", *words])
     assert "0/4 for the first of four" in capsys.readouterr().err

@@ -34,11 +34,11 @@ JOB = RunConfig.parse(
     }
 )
 UNUSED = "127.0.0.1:9"
-"""Nobody listens on the port of the discard service."""
+"""No server listens on the port of the discard service."""
 
 
 @pytest.fixture(autouse=True)
-def _any_disk_and_memory_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def _any_disk_and_memory_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LEAST_DISK_BYTES", 1e6)
     monkeypatch.setattr(machine, "LEAST_MEMORY_BYTES", 1e6)
 
@@ -55,18 +55,18 @@ async def good_device(folder: Path) -> AsyncIterator[tuple[AgentConfig, Servers]
         )
 
 
-def told(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """By check, and printed as a user sees them: `pytest -s` shows the screens."""
+def shown(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """By check; also printed as a user sees them (`pytest -s`)."""
     console, by_check = Console(highlight=False), {}
     for finding in findings:
         show(finding, console)
-        assert (finding.state != BAD) or finding.remedy, f"{finding.check} is red and says not what to do"
+        assert (finding.state != BAD) or finding.remedy, f"{finding.check} is red and has no remedy"
         by_check[finding.check] = finding
     return by_check
 
 
 async def dialled(config: AgentConfig) -> dict[str, Finding]:
-    return told([finding async for finding in servers_found(config)])
+    return shown([finding async for finding in servers_found(config)])
 
 
 def red(findings: dict[str, Finding]) -> list[str]:
@@ -74,7 +74,7 @@ def red(findings: dict[str, Finding]) -> list[str]:
 
 
 @asynchronous
-async def test_the_way_to_good_servers_is_green(tmp_path: Path) -> None:
+async def test_good_servers_are_green(tmp_path: Path) -> None:
     async with good_device(tmp_path) as (config, made):
         findings = await dialled(config)
     assert ["certificate", "coordinator", "clock", "aggregator"] == list(findings)
@@ -83,9 +83,9 @@ async def test_the_way_to_good_servers_is_green(tmp_path: Path) -> None:
     assert made.aggregator_address in findings["aggregator"].said
 
 
-def test_a_good_device_is_green_too(tmp_path: Path) -> None:
+def test_a_good_device_is_green(tmp_path: Path) -> None:
     config = AgentConfig(state_dir=tmp_path, threads=1, data=DataPart(0, 2, "iid"))
-    findings = told(device(config, JOB))
+    findings = shown(device(config, JOB))
     assert ["disk", "memory", "torch", "data set", "one step"] == list(findings)
     assert {GOOD} == {finding.state for finding in findings.values()}
     assert "749 of 1498 training samples" in findings["data set"].said
@@ -93,7 +93,7 @@ def test_a_good_device_is_green_too(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_nobody_listens_at_the_coordinators_port(tmp_path: Path) -> None:
+async def test_no_server_at_the_port(tmp_path: Path) -> None:
     config = AgentConfig(UNUSED, state_dir=tmp_path, tls=Pki(tmp_path).tls("agent", "jetson-1"))
     findings = await dialled(config)
     assert ["coordinator"] == red(findings)
@@ -102,20 +102,20 @@ async def test_nobody_listens_at_the_coordinators_port(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_nobody_knows_the_coordinators_name(tmp_path: Path) -> None:
+async def test_unknown_host_name(tmp_path: Path) -> None:
     tls = Pki(tmp_path).tls("agent", "jetson-1")
     findings = await dialled(AgentConfig("no-such-host.invalid:7070", state_dir=tmp_path, tls=tls))
     assert "nobody knows the name" in findings["coordinator"].said
 
 
 @asynchronous
-async def test_an_expired_certificate_and_somebody_elses(tmp_path: Path) -> None:
+async def test_expired_and_wrong_certificates(tmp_path: Path) -> None:
     async with good_device(tmp_path) as (config, made):
         expired = await dialled(replace(config, tls=made.pki.expired("agent", "jetson-1")))
         other = certificate(replace(config, name="jetson-2"))[0]
         operators = certificate(replace(config, tls=made.pki.tls("operator", "ada")))[0]
         missing = certificate(replace(config, tls=Tls(dir=str(tmp_path / "nowhere"))))[0]
-    assert ["certificate"] == red(expired), "the servers are not dialled then"
+    assert ["certificate"] == red(expired), "then the servers are not called"
     assert "expired on" in expired["certificate"].said
     assert "not of agent 'jetson-2'" in other.said
     assert "operator 'ada'" in operators.said
@@ -123,7 +123,7 @@ async def test_an_expired_certificate_and_somebody_elses(tmp_path: Path) -> None
 
 
 @asynchronous
-async def test_a_certificate_of_another_federation(tmp_path: Path) -> None:
+async def test_certificate_of_another_federation(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     async with good_device(tmp_path) as (config, _):
         findings = await dialled(replace(config, tls=Pki(tmp_path / "other").tls("agent", "jetson-1")))
@@ -132,7 +132,7 @@ async def test_a_certificate_of_another_federation(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_a_server_dialled_by_a_name_that_its_certificate_has_not(tmp_path: Path) -> None:
+async def test_name_not_in_the_servers_certificate(tmp_path: Path) -> None:
     async with good_device(tmp_path) as (config, made):
         port = made.coordinator_address.rpartition(":")[2]
         findings = await dialled(replace(config, coordinator=f"127.1:{port}"))
@@ -141,7 +141,7 @@ async def test_a_server_dialled_by_a_name_that_its_certificate_has_not(tmp_path:
 
 
 @asynchronous
-async def test_a_revoked_certificate(tmp_path: Path) -> None:
+async def test_revoked_certificate(tmp_path: Path) -> None:
     async with good_device(tmp_path) as (config, made):
         made.pki.authority.revoke(Identity("agent", "jetson-1"))
         findings = await dialled(config)
@@ -151,9 +151,7 @@ async def test_a_revoked_certificate(tmp_path: Path) -> None:
 
 @asynchronous
 @pytest.mark.parametrize(("off", "word"), [(90.0, "behind"), (-90.0, "ahead of")])
-async def test_a_clock_that_is_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, word: str
-) -> None:
+async def test_wrong_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, word: str) -> None:
     monkeypatch.setattr(health, "now", lambda: time.time() + off)
     async with good_device(tmp_path) as (config, _):
         findings = await dialled(config)
@@ -163,7 +161,7 @@ async def test_a_clock_that_is_off(
 
 
 @asynchronous
-async def test_an_aggregator_that_is_away(tmp_path: Path) -> None:
+async def test_no_aggregator(tmp_path: Path) -> None:
     async with good_device(tmp_path) as (config, _):
         pass
     pki = Pki(tmp_path / "again")
@@ -173,15 +171,15 @@ async def test_an_aggregator_that_is_away(tmp_path: Path) -> None:
     assert ["aggregator"] == red(findings)
 
 
-def test_a_gpu_that_torch_does_not_see(tmp_path: Path) -> None:
-    findings = told(device(AgentConfig(state_dir=tmp_path, device="cuda:7"), JOB))
+def test_no_gpu(tmp_path: Path) -> None:
+    findings = shown(device(AgentConfig(state_dir=tmp_path, device="cuda:7"), JOB))
     assert "torch" in red(findings)
     assert SKIPPED == findings["one step"].state
 
 
-def test_a_data_set_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_data_set(tmp_path: Path) -> None:
     job = replace(JOB, workload=replace(JOB.workload, data="cifar10"))
-    findings = told(device(AgentConfig(state_dir=tmp_path, data=DataPart(root=str(tmp_path))), job))
+    findings = shown(device(AgentConfig(state_dir=tmp_path, data=DataPart(root=str(tmp_path))), job))
     assert ["data set"] == red(findings)
     assert "fedel data get cifar10" in findings["data set"].said
     assert str(tmp_path) in findings["data set"].remedy
@@ -192,22 +190,20 @@ def test_too_little_memory_and_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal:  4000000 kB\nMemFree: 1 kB\nMemAvailable:  400000 kB\n")
     monkeypatch.setattr(machine, "LEAST_DISK_BYTES", 1e18)
-    findings = told([machine.disk(AgentConfig(state_dir=tmp_path / "a/b")), machine.memory(tmp_path)])
+    findings = shown([machine.disk(AgentConfig(state_dir=tmp_path / "a/b")), machine.memory(tmp_path)])
     assert ["disk", "memory"] == red(findings)
     assert "0.4 GB of 4.1 GB free" == findings["memory"].said
 
 
-def test_another_machine_without_certificates_is_red_and_nothing_is_sent_there(tmp_path: Path) -> None:
+def test_no_certificate_for_another_machine(tmp_path: Path) -> None:
     finding, own = certificate(AgentConfig("server.lan:7070", state_dir=tmp_path))
     assert (BAD, None) == (finding.state, own)
     assert "fedel certs" in finding.remedy
 
 
-def test_the_command_ends_with_1_and_tells_scripts_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_code_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("--set", f"coordinator={UNUSED}", "--set", f"state_dir={tmp_path}")
     assert 1 == main(["preflight", *settings, "--set", "device=cuda:7", "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] is False
-    assert {"check": "coordinator", "state": "bad"}.items() <= told["findings"][1].items()
+    result = json.loads(capsys.readouterr().out)
+    assert result["ok"] is False
+    assert {"check": "coordinator", "state": "bad"}.items() <= result["findings"][1].items()

@@ -1,4 +1,4 @@
-"""Dockerfiles lint, the testbed's file is one that docker-compose takes, and what both name is there."""
+"""Dockerfiles pass the linter, docker-compose accepts the testbed, and the files that both name exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedel_coordinator.config import CoordinatorConfig
 from fedel_edge.config import AgentConfig
 
 from fedel import __version__, config
-from fedel.cli.run import read_job
+from fedel.cli.local import read_job
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -31,7 +31,7 @@ needs_hadolint = pytest.mark.skipif(
 )
 
 
-def test_the_three_dockerfiles_are_there() -> None:
+def test_there_are_three_dockerfiles() -> None:
     assert ["agent", "jetson", "server"] == [path.suffix[1:] for path in DOCKERFILES]
 
 
@@ -43,14 +43,14 @@ def test_hadolint_finds_nothing(path: Path) -> None:
 
 
 @needs_hadolint
-def test_hadolint_would_find_something(tmp_path: Path) -> None:
+def test_hadolint_finds_a_bad_dockerfile(tmp_path: Path) -> None:
     bad = tmp_path / "Dockerfile"
     bad.write_text("FROM debian:latest\nRUN cd /tmp && apt-get install -y curl\n", encoding="utf-8")
     assert 0 != subprocess.run([HADOLINT, bad], capture_output=True, check=False).returncode
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.suffix[1:])
-def test_images_run_as_nobody_on_a_base_with_a_version(path: Path) -> None:
+def test_images_have_a_pinned_base_and_a_user(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert re.search(r"^ARG BASE_IMAGE=\S+:\S*\d", text, re.MULTILINE)
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE_IMAGE}"}
@@ -59,9 +59,9 @@ def test_images_run_as_nobody_on_a_base_with_a_version(path: Path) -> None:
     assert "HEALTHCHECK" in text
 
 
-def test_the_server_image_asks_for_no_torch() -> None:
+def test_the_server_image_has_no_torch() -> None:
     text = (DOCKER / "Dockerfile.server").read_text(encoding="utf-8")
-    assert ["postgres"] == re.findall(r'"\.\[(.*?)\]"', text)
+    assert ["postgres,server"] == re.findall(r'"\.\[(.*?)\]"', text)
     assert "torch" not in re.sub("^#.*", "", text, flags=re.MULTILINE)
 
 
@@ -73,7 +73,7 @@ def _compose() -> list[str] | None:
     return ["docker-compose"] if shutil.which("docker-compose") else None
 
 
-def test_compose_takes_the_testbed() -> None:
+def test_compose_accepts_the_testbed() -> None:
     command = _compose()
     if command is None:
         pytest.skip("docker-compose is missing: apt-get install docker-compose")
@@ -89,7 +89,7 @@ def test_compose_takes_the_testbed() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_containers_may_do_little(name: str) -> None:
+def test_containers_have_few_rights(name: str) -> None:
     service = OURS[name]
     assert service["read_only"] is True
     assert ["ALL"] == service["cap_drop"]
@@ -97,7 +97,7 @@ def test_containers_may_do_little(name: str) -> None:
     assert "mem_limit" in service
 
 
-def test_images_are_of_this_version_and_can_be_replaced() -> None:
+def test_images_have_this_version_and_a_variable() -> None:
     for service in COMPOSE["services"].values():
         variable = re.fullmatch(r"\$\{[A-Z_]+_IMAGE:-(\S+:\S+)\}", service["image"])
         assert variable, service["image"]
@@ -105,7 +105,7 @@ def test_images_are_of_this_version_and_can_be_replaced() -> None:
     assert all(each["image"].endswith(f":{__version__}}}") for each in OURS.values())
 
 
-def test_ports_are_open_to_this_machine_alone_unless_asked() -> None:
+def test_ports_are_local_by_default() -> None:
     ports = [port for each in COMPOSE["services"].values() for port in each.get("ports", [])]
     assert ports
     assert all(port.startswith(("127.0.0.1:", "${FEDEL_BIND:-127.0.0.1}:")) for port in ports)
@@ -137,7 +137,7 @@ def test_configurations_parse() -> None:
     assert 4 == job.rounds.min_clients
 
 
-def test_whatever_is_mounted_is_there() -> None:
+def test_mounted_files_exist() -> None:
     for service in COMPOSE["services"].values():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
@@ -147,7 +147,7 @@ def test_whatever_is_mounted_is_there() -> None:
                 assert source in COMPOSE["volumes"]
 
 
-def test_prometheus_scrapes_names_of_the_testbed() -> None:
+def test_prometheus_scrapes_the_testbed() -> None:
     scrape = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))[
         "scrape_configs"
     ]

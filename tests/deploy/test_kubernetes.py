@@ -41,7 +41,7 @@ def test_fits_the_schemas_of_kubernetes(overlay: str) -> None:
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_a_wrong_key_would_be_found() -> None:
+def test_a_wrong_key_is_found() -> None:
     manifest = of_kind(rendered("dev"), "StatefulSet")[0]
     manifest["spec"]["template"]["spec"]["containers"][0]["redinessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -49,7 +49,7 @@ def test_a_wrong_key_would_be_found() -> None:
 
 
 @each_overlay
-def test_pods_keep_the_policy(overlay: str) -> None:
+def test_pods_follow_the_policy(overlay: str) -> None:
     jobs = names(rendered(overlay), "CronJob")
     for name, template in pod_templates(rendered(overlay)):
         assert [] == list(complaints(name, template, runs_for_ever=name not in jobs))
@@ -71,7 +71,7 @@ def test_pods_keep_the_policy(overlay: str) -> None:
         (lambda spec: spec["containers"][0].update(env=[{"name": "A_TOKEN", "value": "x"}]), "a secret"),
     ],
 )
-def test_the_policy_finds_what_it_is_there_for(spoil: Callable[[Manifest], object], said: str) -> None:
+def test_the_policy_finds_violations(spoil: Callable[[Manifest], object], said: str) -> None:
     name, template = next(pod_templates(rendered("dev")))
     spoil(template["spec"])
     (found,) = complaints(name, template)
@@ -79,7 +79,7 @@ def test_the_policy_finds_what_it_is_there_for(spoil: Callable[[Manifest], objec
 
 
 @each_overlay
-def test_whatever_a_pod_refers_to_is_there(overlay: str) -> None:
+def test_references_of_a_pod_exist(overlay: str) -> None:
     manifests = rendered(overlay)
     page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     for _, template in pod_templates(manifests):
@@ -91,7 +91,9 @@ def test_whatever_a_pod_refers_to_is_there(overlay: str) -> None:
             if "persistentVolumeClaim" in volume:
                 assert volume["persistentVolumeClaim"]["claimName"] in names(manifests, "PersistentVolumeClaim")
             if "secret" in volume:
-                assert f"`{volume['secret']['secretName']}`" in page, "a secret that nobody is told to make"
+                assert f"`{volume['secret']['secretName']}`" in page, (
+                    "a secret that the manual does not mention"
+                )
         for container in containers(template):
             for variable in container.get("env", []):
                 secret = variable.get("valueFrom", {}).get("secretKeyRef")
@@ -99,7 +101,7 @@ def test_whatever_a_pod_refers_to_is_there(overlay: str) -> None:
 
 
 @each_overlay
-def test_selectors_and_ports_meet_a_pod(overlay: str) -> None:
+def test_selectors_and_ports_match_a_pod(overlay: str) -> None:
     manifests = rendered(overlay)
     pods = [template for _, template in pod_templates(manifests)]
 
@@ -141,7 +143,7 @@ def test_configurations_parse_and_name_every_shard(overlay: str, tmp_path: Path)
     assert coordinator.aggregators == tuple(f"aggregator-{i}.{service}:7071" for i in range(count))
 
 
-def test_the_gateway_leads_to_the_coordinator_its_enrolment_and_every_shard(tmp_path: Path) -> None:
+def test_the_gateway_routes_to_every_service(tmp_path: Path) -> None:
     manifests = rendered("production")
     public = set(table(manifests, "coordinator.toml", tmp_path)["public_aggregators"])
     services = {each["metadata"]["name"]: each["spec"]["ports"] for each in of_kind(manifests, "Service")}
@@ -160,7 +162,7 @@ def test_the_gateway_leads_to_the_coordinator_its_enrolment_and_every_shard(tmp_
     assert public <= hosts
 
 
-def test_monitors_scrape_a_port_that_is_there_under_the_name_the_rules_know() -> None:
+def test_monitors_match_ports_and_rules() -> None:
     manifests = rendered("production")
     for monitor in of_kind(manifests, "ServiceMonitor"):
         (endpoint,) = monitor["spec"]["endpoints"]
@@ -170,7 +172,7 @@ def test_monitors_scrape_a_port_that_is_there_under_the_name_the_rules_know() ->
         assert f"fedel-{service['metadata']['name']}" == endpoint["relabelings"][0]["replacement"]
 
 
-def test_rules_and_dashboards_are_those_of_prometheus_and_grafana() -> None:
+def test_rules_and_dashboards_are_up_to_date() -> None:
     assert rules.text() == rules.OUTPUT.read_text(encoding="utf-8"), "run `python -m k8s.rules`"
     maps = {each["metadata"]["name"]: each for each in of_kind(rendered("production"), "ConfigMap")}
     files = {
@@ -180,7 +182,7 @@ def test_rules_and_dashboards_are_those_of_prometheus_and_grafana() -> None:
 
 
 @each_overlay
-def test_images_are_of_this_version(overlay: str) -> None:
+def test_images_have_this_version(overlay: str) -> None:
     images = {c["image"] for _, template in pod_templates(rendered(overlay)) for c in containers(template)}
     ours = {image for image in images if "fedel-" in image}
     assert ours

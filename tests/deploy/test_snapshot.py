@@ -96,7 +96,7 @@ def run(account: Path, port: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_claim_gets_a_snapshot_and_the_newest_stay(account: Path, port: int) -> None:
+def test_every_claim_gets_a_snapshot_and_old_ones_go(account: Path, port: int) -> None:
     done = run(account, port)
     assert 0 == done.returncode, done.stderr
     of_aggregator = sorted(name for name, claim in Api.snapshots.items() if claim == "state-aggregator-0")

@@ -1,4 +1,4 @@
-"""The testbed for real, where there is a Docker Engine: its job ends well although the aggregator is killed."""
+"""The real testbed, if there is a Docker Engine: its job succeeds although the aggregator is killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     if docker("ps", "--all", "-q", "--filter", "name=fedel_") or docker(
         "volume", "ls", "-q", "--filter", "name=fedel_"
     ):
-        pytest.skip("a testbed is there already: `docker/testbed.sh down --volumes` forgets it")
+        pytest.skip("a testbed exists already: `docker/testbed.sh down --volumes` removes it")
     surroundings = {**os.environ, "COMPOSE_PROFILES": ""}
     with (tmp_path / "up.log").open("wb") as log:
         process = subprocess.Popen([TESTBED, "up"], stdout=log, stderr=log, env=surroundings)
@@ -65,7 +65,7 @@ def in_mid_round(process: subprocess.Popen[bytes]) -> str:
     raise AssertionError("no round began")
 
 
-def test_an_aggregator_killed_in_mid_round_comes_back_and_nothing_is_lost(job: subprocess.Popen[bytes]) -> None:
+def test_a_killed_aggregator_loses_nothing(job: subprocess.Popen[bytes]) -> None:
     name = in_mid_round(job)
     container = docker("ps", "-q", "--filter", "name=fedel_aggregator", "--filter", "name=fedel-aggregator")
     subprocess.run(["docker", "exec", container, "sh", "-c", "kill -9 -1"], check=False, capture_output=True)

@@ -34,7 +34,7 @@ class Process:
     def start(self) -> None:
         file = self._folder / f"{self.name}.toml"
         file.write_text(config.write(self._settings), encoding="utf-8")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 child.command(self._module, "--config", str(file), at_the_end=signal.SIGKILL),

@@ -1,4 +1,4 @@
-"""``fedel run`` and ``fedel demo`` as a user starts them: one's own model, and Ctrl-C at any moment."""
+"""``fedel run`` and ``fedel demo`` as a user starts them: an own model, and Ctrl-C at any moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.05
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A directory of a user, who has copied the example."""
+    """A user's directory with a copy of the example."""
     for name in ("own.py", "own.toml"):
         shutil.copy(REPOSITORY / "examples" / name, tmp_path)
     return tmp_path
@@ -33,8 +33,8 @@ def directory(tmp_path: Path) -> Path:
 def fedel(
     directory: Path, *words: str, start: tuple[str, str] = ("-m", "fedel.cli.main")
 ) -> Iterator[subprocess.Popen[str]]:
-    """The command at work; killed at the end if it has not ended."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    """The running command; killed at the end if it has not ended."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, *start, *words],
         cwd=directory,
@@ -43,7 +43,7 @@ def fedel(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # as a shell does: what we signal is this command, not the test run
+        start_new_session=True,  # as a shell does: signals go to this command, not to the test run
     ) as process:
         try:
             yield process
@@ -54,26 +54,26 @@ def fedel(
 def until(condition: Callable[[], bool], process: subprocess.Popen[str], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert process.poll() is None, f"it ended before {what}: {process.communicate()}"
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        assert process.poll() is None, f"it ended too early, waiting until {what}: {process.communicate()}"
+        assert time.monotonic() < deadline, f"timeout, waiting until {what}"
         time.sleep(_LOOK_SECONDS)
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Command lines of the servers and agents that runs below the directory have started."""
+    """Command lines of the servers and agents of runs in the directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended in the meantime
         if any(word.startswith(str(directory)) and word.endswith(".toml") for word in words):
             found.append(" ".join(words))
     return found
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_federation_starts_leaves_nothing_running(directory: Path) -> None:
+def test_ctrl_c_during_the_start(directory: Path) -> None:
     runs = directory / "runs"
     with fedel(directory, "run", "own.toml", "--out", str(runs), "--name", "cut") as process:
         until(lambda: len(processes_of(directory)) == 5, process, "two servers and three agents are there")
@@ -83,24 +83,24 @@ def test_ctrl_c_while_the_federation_starts_leaves_nothing_running(directory: Pa
     assert "Traceback" not in said
 
 
-# A command that is interrupted at the very moment at which its third process is born.
+# A command that is interrupted at the moment at which its third process starts.
 INTERRUPTED = """
 import itertools, os, signal, subprocess, sys
 from fedel.cli import local, main
-births = itertools.count(1)
+starts = itertools.count(1)
 
-class Born(subprocess.Popen):
+class Started(subprocess.Popen):
     def __init__(self, *words, **options):
         super().__init__(*words, **options)
-        if next(births) == 3:
+        if next(starts) == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-local.subprocess.Popen = Born
+local.subprocess.Popen = Started
 sys.exit(main.main())
 """
 
 
-def test_ctrl_c_at_the_birth_of_a_process_leaves_nothing_running(directory: Path) -> None:
+def test_ctrl_c_between_two_processes(directory: Path) -> None:
     with fedel(
         directory, "run", "own.toml", "--out", str(directory / "runs"), start=("-c", INTERRUPTED)
     ) as process:
@@ -110,9 +110,7 @@ def test_ctrl_c_at_the_birth_of_a_process_leaves_nothing_running(directory: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("run", "own.toml"), ("demo", "--job", "own.toml")], ids=["run", "demo"])
-def test_ctrl_c_in_the_middle_of_a_round_leaves_nothing_running(
-    directory: Path, words: tuple[str, ...]
-) -> None:
+def test_ctrl_c_in_a_round(directory: Path, words: tuple[str, ...]) -> None:
     runs = directory / "runs"
     forever = ("--set", "rounds.num_rounds=100000", "--out", str(runs))
     with fedel(directory, *words, *forever) as process:
@@ -124,7 +122,7 @@ def test_ctrl_c_in_the_middle_of_a_round_leaves_nothing_running(
 
 
 @pytest.mark.slow
-def test_a_command_that_is_killed_takes_its_federation_with_it(directory: Path) -> None:
+def test_kill_ends_the_federation(directory: Path) -> None:
     runs = directory / "runs"
     with fedel(directory, "run", "own.toml", "--out", str(runs), "--name", "cut") as process:
         until(lambda: len(processes_of(directory)) == 5, process, "two servers and three agents are there")
@@ -136,7 +134,7 @@ def test_a_command_that_is_killed_takes_its_federation_with_it(directory: Path) 
 
 
 @pytest.mark.slow
-def test_ones_own_model_and_data_are_trained_by_the_command_alone(directory: Path) -> None:
+def test_own_model_and_data(directory: Path) -> None:
     with fedel(directory, "run", "own.toml", "--json", "--name", "first") as process:
         said, complaints = process.communicate(timeout=300)
     assert 0 == process.returncode, complaints

@@ -1,3 +1,4 @@
+import sys
 from functools import partial
 
 import pytest
@@ -26,9 +27,9 @@ def test_ray_gives_the_same_bits():
     assert alone.comparable() == clustered.comparable()
 
 
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray_the_error_says_how_to_get_it():
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch):
     from fedel.strategies import FedEL
 
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"fedel\[ray\]"):
         OnRay(Worker(FedEL(), FakeWorkload(fleet(2))), 2)

@@ -15,9 +15,14 @@ def wheel(folder: Path, name: str, *requirements: str) -> None:
 
 
 def test_what_only_the_devices_python_needs_is_missed(tmp_path: Path) -> None:
-    wheel(tmp_path, "fedel", "tomli>=2; python_version < '3.11'", "some_thing", 'torch; extra == "train"')
+    wheel(tmp_path, "fedel", "tomli>=2; python_version < '3.11'", "some_thing", 'torch; extra == "edge"')
     wheel(tmp_path, "some_thing", "only-arm; platform_machine == 'aarch64'")
     assert {"tomli>=2", "only-arm"} == missing(tmp_path, "aarch64", "3.10")
     assert set() == missing(tmp_path, "x86_64", "3.11")
     wheel(tmp_path, "tomli")
     assert {"only-arm"} == missing(tmp_path, "aarch64", "3.10")
+
+
+def test_the_agents_extra_is_in_the_bundle(tmp_path: Path) -> None:
+    wheel(tmp_path, "fedel", 'pillow>=10; extra == "edge-own-torch"', 'aiohttp; extra == "server"')
+    assert {"pillow>=10"} == missing(tmp_path, "x86_64", "3.11")

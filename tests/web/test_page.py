@@ -11,10 +11,7 @@ from tests.services.coordinator.support import RUN, asynchronous, run_config, tr
 from tests.web.browser import Page, browsing, program
 from tests.web.support import ACCURACIES, shown
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(program() is None, reason="no chromium here: apt-get install chromium"),
-]
+pytestmark = pytest.mark.skipif(program() is None, reason="Chromium is missing: apt-get install chromium")
 SLOW = "client-3"
 """Four times slower than the fastest, so that its window is small and moves."""
 WINDOW = "document.querySelector('#client-figures .window').getAttribute('aria-label')"

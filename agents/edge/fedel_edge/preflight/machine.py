@@ -68,7 +68,7 @@ def torch_there(config: AgentConfig) -> Finding:
     try:
         import torch
     except ImportError as error:
-        remedy = "pip install 'fedel[train]'; on a Jetson NVIDIA's wheel for its JetPack (docs/jetson.md)"
+        remedy = "pip install 'fedel[edge]'; on a Jetson NVIDIA's wheel for its JetPack (docs/jetson.md)"
         return bad("torch", f"cannot be imported: {error}", remedy)
     try:
         device = torch.device(config.device)

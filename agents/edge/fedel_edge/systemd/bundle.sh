@@ -1,9 +1,9 @@
 #!/bin/sh
-# Everything but torch that an agent needs, in one tar for devices without internet:
-#   systemd/bundle.sh                   for devices of this machine's kind
+# Everything that an agent needs except torch, in one tar file for devices without internet:
+#   systemd/bundle.sh                   for devices like this machine
 #   systemd/bundle.sh aarch64 3.10      for a Jetson with JetPack 6
 set -eu
-cd "$(dirname "$(readlink -f "$0")")/../../.."
+cd "$(dirname "$(readlink -f "$0")")/../../../.."
 
 PIP=${PIP:-.venv/bin/pip}
 here=$(python3 -c 'import platform, sys; print(platform.machine(), "%d.%d" % sys.version_info[:2])')
@@ -14,19 +14,19 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 wheels=$work/$name/wheels
 
-# Built in a copy: setuptools would leave a folder here and take stale files from it the next time.
+# Built in a copy: setuptools would leave a build folder here and use old files from it the next time.
 mkdir -p "$work/source"
-cp -r pyproject.toml README.md fedel services agents simulation experiments cli "$work/source"
+cp -r pyproject.toml README.md LICENSE fedel services agents "$work/source"
 "$PIP" wheel --quiet --no-deps --wheel-dir "$wheels" "$work/source"
 if [ "$machine $python" = "$here" ]; then
   set -- --constraint constraints.txt
 else
-  # The pins are of this machine's Python; another one gets the newest that fit it.
+  # The pins are for this machine's Python; another Python gets the newest versions that fit it.
   set -- --only-binary :all: --python-version "$python"
   for glibc in 2_17 2_28 2_31 2_34 2_35; do set -- "$@" --platform "manylinux_${glibc}_$machine"; done
   set -- "$@" --platform "manylinux2014_$machine"
 fi
-"$PIP" download --quiet --dest "$wheels" "$@" "$wheels"/fedel-*.whl pillow pip
+"$PIP" download --quiet --dest "$wheels" "$@" "$(echo "$wheels"/fedel-*.whl)[edge-own-torch]" pip
 while missing=$("$(dirname "$PIP")/python" systemd/missing.py "$wheels" "$machine" "$python"); [ -n "$missing" ]; do
   # shellcheck disable=SC2086
   "$PIP" download --quiet --dest "$wheels" --no-deps "$@" $missing

@@ -1,6 +1,6 @@
-"""``missing.py WHEELS MACHINE PYTHON``: what wheels in a folder need on such a device and is not there.
+"""``missing.py WHEELS MACHINE PYTHON``: requirements of the wheels in a folder that the folder lacks.
 
-``pip download`` for another Python judges conditions such as "only before 3.11" by the Python it runs with.
+``pip download`` for another Python evaluates conditions such as "only before 3.11" with the Python it runs on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from zipfile import ZipFile
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+EXTRAS = {"fedel": ("", "edge-own-torch")}
+"""Which extras of a wheel are installed; of the others none."""
+
 
 def missing(folder: Path, machine: str, python: str) -> set[str]:
     device = {
@@ -24,16 +27,15 @@ def missing(folder: Path, machine: str, python: str) -> set[str]:
         "os_name": "posix",
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
-        "extra": "",
     }
-    wheels = list(folder.glob("*.whl"))
-    there = {parse_wheel_filename(wheel.name)[0] for wheel in wheels}
+    wheels = {parse_wheel_filename(wheel.name)[0]: wheel for wheel in folder.glob("*.whl")}
     return {
         str(requirement.name) + str(requirement.specifier)
-        for wheel in wheels
+        for name, wheel in wheels.items()
+        for extra in EXTRAS.get(name, ("",))
         for requirement in map(Requirement, _requirements(wheel))
-        if requirement.marker is None or requirement.marker.evaluate(device)
-        if canonicalize_name(requirement.name) not in there
+        if requirement.marker is None or requirement.marker.evaluate({**device, "extra": extra})
+        if canonicalize_name(requirement.name) not in wheels
     }
 
 

@@ -1,4 +1,4 @@
-"""What travels, and what need not."""
+"""Bytes that are sent, and bytes that are saved."""
 
 from __future__ import annotations
 

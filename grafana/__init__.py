@@ -1,1 +1,0 @@
-"""Dashboards as code: ``python -m grafana.build`` writes ``dashboards/*.json``."""

@@ -1,1 +1,0 @@
-"""The dashboards, one a file; each module's ``board()`` returns what Grafana loads."""
