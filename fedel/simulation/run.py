@@ -16,7 +16,7 @@ from fedel.records import ClientRecord, RoundRecord
 from fedel.roles import events as ev
 from fedel.roles.aggregator import Closed, RoundFold
 from fedel.roles.coordinator import RoundEngine
-from fedel.roles.run_state import Member, RunState, TaskResult
+from fedel.roles.run_state import OPEN, Member, RunState, TaskResult
 from fedel.simulation import clock
 from fedel.simulation.conditions import Faults
 from fedel.simulation.devices import Client
@@ -118,16 +118,21 @@ class Simulation:
     def _wait(self) -> None:
         """For the next client or the deadline, whichever comes first."""
         deadline, open_round = self._deadline, self._state.open
-        assert deadline is not None
         assert open_round is not None
-        if self._arrivals and clock.in_time(self._arrivals[0].seconds, deadline):
+        if open_round.status != OPEN:
+            return self._apply(ev.Settle(), self._now)
+        assert deadline is not None
+        # Once the deadline has passed with too few updates, the round waits for the next client.
+        overdue = open_round.overdue
+        if self._arrivals and (overdue or clock.in_time(self._arrivals[0].seconds, deadline)):
             arrival = heapq.heappop(self._arrivals)
             self._apply(self._arrive(arrival), arrival.seconds)
             self._apply(ev.Settle(), arrival.seconds)
-        elif open_round.overdue and not self._arrivals:
+        elif overdue:
             self._apply(ev.CloseNow(), self._now)
         else:
             self._apply(ev.Tick(), max(self._now, deadline))
+        return None
 
     def _apply(self, event: ev.Event, now: float) -> None:
         """Apply an event and all that follows from it at once."""

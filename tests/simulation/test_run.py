@@ -5,8 +5,9 @@ import pytest
 from fedel.simulation.job import Evaluation
 from fedel.strategies import build
 from tests.simulation.fakes import play, run_config, slowed
+from tests.simulation.history import run_rounds
 from tests.strategies import fakes
-from tests.strategies.fakes import fleet, run_rounds, same_bits
+from tests.strategies.fakes import fleet, same_bits
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedel", "heterofl", "fiarse", "pyramidfl"])

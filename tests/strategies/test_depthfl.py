@@ -11,8 +11,8 @@ import pytest
 from fedel.core.timing import full_step
 from fedel.strategies.depthfl import DepthFL, Distillation, FedDyn, depths, exits_of, prefix_step, ramp
 from fedel.types import Memory, Role
-
-from .fakes import Recorder, context_of, frozen_spec, initial_model, profile, run_rounds, spec
+from tests.simulation.history import run_rounds
+from tests.strategies.fakes import Recorder, context_of, frozen_spec, initial_model, profile, spec
 
 
 def test_ramp_follows_the_round() -> None:

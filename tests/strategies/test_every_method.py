@@ -16,6 +16,7 @@ from fedel.strategies.fedprox import Pull
 from fedel.strategies.fiarse import LargeWeights
 from fedel.strategies.heterofl import OwnClasses, Scaler
 from fedel.types import Memory, ModelSpec, Role, Strategy, TrainSpec, Window
+from tests.simulation.history import run_rounds
 
 from .fakes import (
     WORK,
@@ -25,7 +26,6 @@ from .fakes import (
     frozen_spec,
     initial_model,
     profile,
-    run_rounds,
     same_bits,
     spec,
 )

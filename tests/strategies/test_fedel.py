@@ -9,8 +9,9 @@ from fedel.core.timing import block_seconds, full_step
 from fedel.strategies import ElasticTrainer, FedAvg, FedEL
 from fedel.strategies.base import order
 from fedel.types import FREE, Memory, Role, Window
+from tests.simulation.history import run_rounds
 from tests.strategies import fakes
-from tests.strategies.fakes import FakeTrainer, Recorder, context_of, fleet, run_rounds, same_bits
+from tests.strategies.fakes import FakeTrainer, Recorder, context_of, fleet, same_bits
 
 
 class Helpful(FakeTrainer):

@@ -10,8 +10,8 @@ from fedel.core.timing import full_step
 from fedel.strategies.fedavg import FedAvg
 from fedel.strategies.fiarse import FIARSE
 from fedel.types import Memory, ModelSpec, Patch, Role, TensorSpec
-
-from .fakes import Recorder, context_of, fleet, frozen_spec, initial_model, profile, run_rounds, spec
+from tests.simulation.history import run_rounds
+from tests.strategies.fakes import Recorder, context_of, fleet, frozen_spec, initial_model, profile, spec
 
 NORM = ("blocks.norm.bn.weight", "blocks.norm.bn.bias")
 

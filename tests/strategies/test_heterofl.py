@@ -11,8 +11,17 @@ from fedel.core.timing import width_step
 from fedel.strategies.fedavg import FedAvg
 from fedel.strategies.heterofl import HeteroFL, OwnClasses, Scaler
 from fedel.types import Memory, Patch, WidthTime
-
-from .fakes import Recorder, context_of, fleet, frozen_spec, initial_model, profile, run_rounds, same_bits, spec
+from tests.simulation.history import run_rounds
+from tests.strategies.fakes import (
+    Recorder,
+    context_of,
+    fleet,
+    frozen_spec,
+    initial_model,
+    profile,
+    same_bits,
+    spec,
+)
 
 PLAIN = HeteroFL(widths=(1.0,), scaler=False, static_norm=False, masked_loss=False)
 

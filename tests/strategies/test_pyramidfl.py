@@ -15,8 +15,8 @@ from fedel.core.timing import full_step
 from fedel.strategies.fedavg import FedAvg
 from fedel.strategies.pyramidfl import PyramidFL, local_steps
 from fedel.types import Memory, Report, Role
-
-from .fakes import WORK, Recorder, context_of, fleet, initial_model, profile, run_rounds, same_bits, spec
+from tests.simulation.history import run_rounds
+from tests.strategies.fakes import WORK, Recorder, context_of, fleet, initial_model, profile, same_bits, spec
 
 
 def report(client: str, round_num: int, loss_square: float, norm: float = 1.0) -> Report:

@@ -10,8 +10,8 @@ from fedel.core.timing import full_step
 from fedel.strategies.fedavg import FedAvg
 from fedel.strategies.timelyfl import TimelyFL, interval_of, longest_suffix, workload
 from fedel.types import Memory, Window
-
-from .fakes import WORK, Recorder, context_of, fleet, initial_model, profile, run_rounds, same_bits, spec
+from tests.simulation.history import run_rounds
+from tests.strategies.fakes import WORK, Recorder, context_of, fleet, initial_model, profile, same_bits, spec
 
 
 def four() -> dict[str, Recorder]:

@@ -6,7 +6,8 @@ from fedel.strategies.base import clock_of
 from fedel.strategies.depthfl import depths
 from fedel.strategies.fedprox import Pull
 from fedel.types import LocalWork
-from tests.strategies.fakes import Recorder, context_of, fleet, initial_model, run_rounds, same_bits, spec
+from tests.simulation.history import run_rounds
+from tests.strategies.fakes import Recorder, context_of, fleet, initial_model, same_bits, spec
 
 PLAIN = LocalWork(num_steps=4, batch_size=8, lr=0.1, momentum=0.0, weight_decay=0.0)
 
