@@ -151,6 +151,6 @@ def test_exiting_trainer_is_a_failed_task(tmp_path: Path, trainer: str) -> None:
                 failed = await fed.coordinator.until("failed", round_num + 1)
                 assert round_num == failed.round_num
                 assert trainers.EXITS[trainer].__name__ in failed.message
-            assert not agent.worker.busy
+        assert 2 == agent.counts["failed"]
 
     run_scenario(tmp_path, scenario)
