@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from fedel_edge.agent import Agent  # noqa: E402
 from fedel_edge.config import AgentConfig  # noqa: E402
-from fedel_services.runtime import until_told_to_stop  # noqa: E402
+from fedel_services.runtime import wait_for_stop_signal  # noqa: E402
 from grpc import aio  # noqa: E402
 
 from fedel.job import RunConfig  # noqa: E402
@@ -68,7 +68,7 @@ async def play(address: str, first: int, num_agents: int, of: int, folder: Path)
         for i in range(first, first + num_agents)
     ]
     running = [asyncio.ensure_future(agent.run()) for agent in agents]
-    await until_told_to_stop()
+    await wait_for_stop_signal()
     for agent in agents:
         agent.stop()
     await asyncio.gather(*running)

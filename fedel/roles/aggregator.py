@@ -17,7 +17,7 @@ from fedel.types import ModelSpec, Strategy, Tensors, Update
 
 
 class Content(NamedTuple):
-    """What an update is, whoever sends it: two updates of a client that are equal in this are the same."""
+    """Identifies what a client sends: two updates of one client with equal content are the same update."""
 
     round_num: int
     """The round that the client trained for."""

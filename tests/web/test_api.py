@@ -170,12 +170,12 @@ async def test_what_is_not_there_is_told_with_a_way_on(tmp_path: Path) -> None:
         )
         assert (
             404,
-            {"error": "nothing is at /favicon.ico: docs/api.md lists what there is"},
+            {"error": "there is nothing at /favicon.ico: see docs/api.md for what there is"},
         ) == await asker.ask("/favicon.ico")
         status, answer = await asker.ask(f"/api/runs/{RUN}/rounds?since=soon")
         assert (400, True) == (status, "whole number" in answer["error"])
         status, answer = await asker.ask(f"/api/runs/{RUN}/stop")
-        assert (405, True) == (status, "it takes POST" in answer["error"])
+        assert (405, True) == (status, "use POST" in answer["error"])
         assert 404 == (await asker.ask("/../config.py"))[0]
 
 

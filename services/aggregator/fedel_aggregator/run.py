@@ -128,7 +128,7 @@ class ShardRun:
     def examine(self, header: UpdateHeader) -> Upload | None:
         """Check an update by its header, before any byte of it; ``None`` if it counts already.
 
-        This is the expensive check, and the only one of the manifest: what it returns stands for it later.
+        This is the expensive check, and the only one of the manifest; later steps trust what it returns.
         """
         upload = _upload(header)
         if not upload.client:

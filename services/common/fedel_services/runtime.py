@@ -106,7 +106,7 @@ class Server:
             await self._health_server.stop(None)
 
 
-async def until_told_to_stop() -> None:
+async def wait_for_stop_signal() -> None:
     """Return on SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -137,7 +137,7 @@ def run_service(settings: Logged, service: AbstractAsyncContextManager[object]) 
 
     async def run() -> None:
         async with service:
-            await until_told_to_stop()
+            await wait_for_stop_signal()
 
     set_up_logging(settings.log_level, settings.log_json)
     asyncio.run(run())

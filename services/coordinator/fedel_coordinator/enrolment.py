@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from fedel_services.errors import refuse
 from fedel_services.guard import Gatekeeper, caller
-from fedel_services.runtime import GRACE_SECONDS, Server, refuse
+from fedel_services.runtime import GRACE_SECONDS, Server
 from grpc import aio
 
 from fedel.errors import CertificateError, ConfigError, ServiceError

@@ -136,7 +136,7 @@ async def begin(stub, update, num_bytes):
 
 
 async def close(stub, round_num, clients=None, run="run"):
-    """Seal and commit, with all that are in unless told otherwise."""
+    """Seal and commit, by default with all updates that are in."""
     sealed = await stub.SealRound(pb.SealRoundRequest(run=run, round_num=round_num))
     names = [r.client for r in sealed.reports] if clients is None else clients
     return await stub.CommitRound(pb.CommitRoundRequest(run=run, round_num=round_num, clients=names))

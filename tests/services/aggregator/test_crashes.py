@@ -74,7 +74,7 @@ async def process(folder, place="nowhere", when="before", countdown=1):
 
 @asynccontextmanager
 async def that_dies():
-    """Whatever is under way when the server dies fails with an error worth another try."""
+    """The call that runs when the server dies fails with an error that clients retry."""
     with pytest.raises(aio.AioRpcError) as caught:
         yield
     assert "UNAVAILABLE" == caught.value.code().name
@@ -93,11 +93,11 @@ POINTS = [
     ("commit update", "before", 2, "the second update whole but not yet counted"),
     ("commit update", "after", 2, "the second update counted but not yet acknowledged"),
     ("seal", "before", 1, "before the round is sealed"),
-    ("seal", "after", 1, "the round sealed, nobody told"),
+    ("seal", "after", 1, "the round sealed but not yet answered"),
     ("put tensor", "after", 2, "in the middle of the new version"),
     ("publish", "before", 2, "the new version written but not yet counted"),
     ("publish", "after", 2, "the new version counted, its round still there"),
-    ("retire", "after", 1, "committed, nobody told"),
+    ("retire", "after", 1, "committed but not yet answered"),
 ]
 
 

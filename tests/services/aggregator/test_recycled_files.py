@@ -64,7 +64,7 @@ def test_recycled_file_holds_only_the_new_update(tmp_path):
 
 
 def test_resume_in_a_recycled_file(tmp_path):
-    """The file is as long as the whole update from the start, so its size tells nothing."""
+    """The file is as long as the whole update from the start, so its size says nothing."""
     journal = closed_round(tmp_path, RecycledFiles(tmp_path / "spare"), ["a"])
     update = make_update("b")
     put(journal, update, most=40)

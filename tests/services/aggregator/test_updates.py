@@ -104,7 +104,7 @@ async def test_sent_again_counts_once(tmp_path):
         assert (pack(update.patches).num_bytes, 0) == (first.num_bytes, again.num_bytes)
         answer = await close(stub, 0)
         assert [1] * len(SPEC.tensors) == list(answer.num_clients)
-        # The client that did not hear the receipt asks again when the round is over.
+        # A client that missed its receipt sends the update again after the round is closed.
         assert (await send(stub, update)).duplicate
         assert [1, 2] == [
             metric(servicer, "fedel_uploads_total", outcome=outcome) for outcome in ("accepted", "duplicate")
