@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
 from fedel.roles.coordinator import Director
 from fedel.security.tls import Tls
+from fedel.strategies import build
 from fedel.v1 import coordinator_pb2 as pb
 
 EXAMPLE = """example:
@@ -62,12 +62,11 @@ def read_job(path: Path, overrides: list[str]) -> tuple[RunConfig, Fleet]:
 def main(arguments: argparse.Namespace) -> int:
     job, fleet = read_job(arguments.job, arguments.set)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = arguments.name or f"{arguments.job.stem}-{job.strategy.get('name')}-{stamp}"
+    name = arguments.name or f"{arguments.job.stem}-{build(job.strategy).name}-{stamp}"
     directory = arguments.out / name
     if directory.exists():
         raise ConfigError(f"{directory} is there already: choose another --name, or delete it")
     console = Console(stderr=True) if arguments.json else Console()
-    sys.path.insert(0, str(Path.cwd()))
     if arguments.coordinator:
         status = asyncio.run(
             one_run(arguments.coordinator, name, job, directory, console, Tls.of_user(arguments.certs))

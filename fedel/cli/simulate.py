@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedel import config
+from fedel.strategies import find
 
 EXAMPLE = """example:
   fedel simulate configs/simulation.toml
@@ -46,7 +47,6 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def main(arguments: argparse.Namespace) -> int:
-    sys.path.insert(0, str(Path.cwd()))
     from fedel.simulation import start  # torch takes seconds to import
     from fedel.simulation.job import Job
 
@@ -85,7 +85,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _label(strategy: dict[str, Any]) -> str:
-    name = str(strategy.get("name", "?"))
+    name: str = find(str(strategy.get("name", ""))).name
     return f"{name}-{_label(strategy['base'])}" if isinstance(strategy.get("base"), dict) else name
 
 
