@@ -7,15 +7,17 @@ its own (activation, pooling, addition) is on the way to the layer's last tensor
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Callable, Sequence
 
 import torch
 
+from fedel.job import RunConfig
 from fedel.models.blocks import BlockModel
 from fedel.training.bench import ALL, NONE, Bench, Part
 from fedel.training.graph import BEFORE_ALL
-from fedel.types import Array, BlockTime, LocalWork, Role, TensorTime, TimingProfile, WidthTime
+from fedel.types import Array, BlockTime, LocalWork, ModelSpec, Role, TensorTime, TimingProfile, WidthTime
 
 Progress = Callable[[int, int], None]
 """Called with the rounds of measurement done and to do."""
@@ -31,7 +33,6 @@ def profile(
     rounds: int = 15,
     fetch: Callable[[], object] | None = None,
     progress: Progress | None = None,
-    device_name: str = "",
 ) -> TimingProfile:
     """Measure ``model`` on ``batch``, which stands for every batch of training.
 
@@ -52,7 +53,33 @@ def profile(
                 progress(done + 1, rounds)
     finally:
         model.load(before)
-    return _assemble(bench, device_name or default_device_name(device), tuple(narrowed))
+    return _assemble(bench, tuple(narrowed))
+
+
+def cache_key(
+    run: RunConfig,
+    spec: ModelSpec,
+    input_shape: Sequence[int],
+    widths: Sequence[float],
+    device: str | torch.device,
+    num_threads: int,
+) -> str:
+    """Everything that a measurement depends on; a profile kept under the same key can be used again."""
+    # How many samples there are changes nothing in the time of a step.
+    options = {key: value for key, value in run.workload.data_options.items() if key != "num_train"}
+    parts = (
+        spec.digest,
+        tuple(input_shape),
+        run.work.batch_size,
+        run.work.optimiser,
+        run.workload.data,
+        sorted(options.items()),
+        tuple(widths),
+        default_device_name(torch.device(device)),
+        num_threads,
+        torch.__version__,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def default_device_name(device: torch.device) -> str:
@@ -62,7 +89,7 @@ def default_device_name(device: torch.device) -> str:
     return f"{platform.node() or 'cpu'} ({threads} CPU thread{'s' if threads > 1 else ''})"
 
 
-def _assemble(bench: Bench, device_name: str, widths: Sequence[float]) -> TimingProfile:
+def _assemble(bench: Bench, widths: Sequence[float]) -> TimingProfile:
     spec, median = bench.spec, bench.samples.median
     numbers = range(1, spec.num_blocks + 1)
     factors, calibration = _calibrate(bench)
@@ -72,7 +99,7 @@ def _assemble(bench: Bench, device_name: str, widths: Sequence[float]) -> Timing
     # Where every exit has a loss of its own, it is counted there.
     loss = 0.0 if spec.exit_each else median((1.0, "loss"))
     return TimingProfile(
-        device=device_name,
+        device=default_device_name(bench.device),
         model=spec.name,
         batch_size=len(bench.x),
         tensors=tuple(

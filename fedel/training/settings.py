@@ -44,8 +44,6 @@ class TrainerSettings:
     data: DataPart = field(default_factory=DataPart)
     device: str = "cpu"
     """``cpu``, ``cuda``, ``cuda:1``, ..."""
-    device_name: str = ""
-    """Written into the profile; empty takes torch's name for it."""
     threads: int = 0
     """CPU threads of torch; 0 leaves it to torch."""
     evaluate: bool = True
