@@ -12,7 +12,7 @@ from fedel.types import Folded, Hook, Role
 
 @dataclass(frozen=True)
 class Smoothing(Hook):
-    """Own loss: a share of it asks for all classes alike. Runs on a device, on torch's tensors."""
+    """Own loss: a share of it pulls towards all classes equally. Runs on devices, on torch's tensors."""
 
     share: float
 

@@ -43,7 +43,7 @@ PAPER_CLOCK = "backward"
 def one_of(name: str, value: str, allowed: Collection[str]) -> None:
     """Check an option that takes one of a few words."""
     if value not in allowed:
-        raise ValueError(f"{name} = {value!r} is none of: {', '.join(allowed)}")
+        raise ValueError(f"{name} = {value!r} is not one of: {', '.join(allowed)}")
 
 
 def check_scope(scope: str) -> None:

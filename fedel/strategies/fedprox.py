@@ -1,7 +1,7 @@
 """FedProx (Li et al., 2020) around any method: local training is held near the model it started from.
 
 Each step adds ``mu * (w - w_r)`` to the gradient of every tensor that trains; what a method freezes does not
-move anyway, so with FedEL the term acts inside the window alone.
+move anyway, so with FedEL the term acts inside the window only.
 """
 
 from __future__ import annotations

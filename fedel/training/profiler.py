@@ -1,6 +1,6 @@
 """The tensor timing profiler: what each part of a training step costs on this device (paper, section 4.1).
 
-A step in which no weight asks for a gradient gives the way through (t_g); steps in which only the first,
+A step in which no weight gets a gradient gives the way through (t_g); steps in which only the first,
 the second, ... tensor of every layer does give the updates (t_w). What follows a layer without weights of
 its own (activation, pooling, addition) is on the way to the layer's last tensor.
 """
@@ -116,12 +116,12 @@ def _assemble(bench: Bench, widths: Sequence[float]) -> TimingProfile:
 def _calibrate(bench: Bench) -> tuple[list[float], float]:
     """For each block and for all of them: backward in an ordinary step over the sum of its stamped parts.
 
-    A frozen trunk has no backward, so that its exits cannot be told apart there: they share one factor.
+    A frozen trunk has no backward, so its exits cannot be distinguished there: they share one factor.
     """
     numbers = range(1, bench.spec.num_blocks + 1)
     whole = [bench.samples.median((1.0, "backward", b)) for b in numbers]
     parts = [_of_block(bench, ALL, b) for b in numbers]
-    # Nothing asks for the gradient of the network's input in an ordinary step.
+    # An ordinary step does not compute the gradient of the network's input.
     parts[0] -= bench.samples.median(Part(NONE, 1, 0, True))
     common = sum(whole) / sum(parts) if sum(parts) > 0 else 1.0
     if bench.spec.exit_each:
@@ -153,8 +153,8 @@ def _updates(bench: Bench, factors: Sequence[float]) -> dict[str, float]:
     updates, median = {}, bench.samples.median
     for number, layer in enumerate(bench.layers):
         for place, t in enumerate(layer.tensors):
-            alone = median(Part(place, t.block, number, True)) - median(Part(NONE, t.block, number, True))
-            updates[t.name] = max(0.0, alone)
+            own = median(Part(place, t.block, number, True)) - median(Part(NONE, t.block, number, True))
+            updates[t.name] = max(0.0, own)
     for block, factor in enumerate(factors, start=1):
         names = [t.name for t in bench.spec.weights if t.block == block]
         apart = sum(updates[name] for name in names)
