@@ -1,4 +1,4 @@
-"""One round of FedEL on one's own model and data, without a server: profile, plan, fit, fold, test.
+"""Rounds of FedEL on your own model and data, without a server: profile, plan, fit, fold, test.
 
 python examples/own_training.py
 """
@@ -35,7 +35,7 @@ def main() -> None:
     memories = dict.fromkeys(trainers, Memory())
     views = [ClientView(name, t.num_samples, t.profile) for name, t in trainers.items()]
     t_th = budget([t.profile for t in trainers.values()])
-    print(f"{model.spec.num_blocks} blocks, T_th {1000 * t_th:.2f} ms a step")
+    print(f"{model.spec.num_blocks} blocks, T_th {1000 * t_th:.2f} ms per step")
     for round_num in range(8):
         plan = strategy.plan(RoundContext(round_num, 0, model.spec, views, 0, t_th, work))
         fold = strategy.fold(model.spec)

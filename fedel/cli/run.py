@@ -56,7 +56,7 @@ def main(arguments: argparse.Namespace) -> int:
     user_code.search(arguments.job)
     job, fleet = read_job(arguments.job, arguments.set)
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = arguments.name or f"{arguments.job.stem}-{job.strategy.get('name')}-{stamp}"
+    name = arguments.name or f"{arguments.job.stem}-{build(job.strategy).name}-{stamp}"
     directory = arguments.out / name
     if directory.exists():
         raise ConfigError(f"{directory} exists already: choose another --name, or delete it")

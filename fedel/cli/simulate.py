@@ -18,6 +18,7 @@ from fedel import config
 from fedel.cli import user_code
 from fedel.records import RoundRecord, RunResult
 from fedel.serialisation import to_json
+from fedel.strategies import find
 
 EXAMPLE = """example:
   fedel simulate configs/simulation.toml
@@ -84,7 +85,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _label(strategy: dict[str, Any]) -> str:
-    name = str(strategy.get("name", "?"))
+    name: str = find(str(strategy.get("name", ""))).name
     return f"{name}-{_label(strategy['base'])}" if isinstance(strategy.get("base"), dict) else name
 
 

@@ -1,1 +1,1 @@
-"""One idea of the paper a file; numpy only."""
+"""One file per idea of the paper; numpy only."""

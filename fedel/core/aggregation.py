@@ -141,7 +141,7 @@ class _Sums:
             )
         sum_ = self.tensors.get(name)
         if sum_ is None and patch.where is not None and name not in self._shapes:
-            raise UpdateRefused("unknown_tensor", f"a patch of tensor '{name}', whose shape nobody told")
+            raise UpdateRefused("unknown_tensor", f"a patch of tensor '{name}', which the model does not have")
         if not fits(sum_.bound if sum_ else 0.0, magnitude * weight, self._bits):
             raise UpdateRefused(
                 "range", f"tensor '{name}' holds {magnitude:g}, too large to average exactly: training diverged"

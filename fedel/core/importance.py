@@ -63,7 +63,7 @@ def blend(
     >>> blend({"a": 1.0, "b": -0.5}, {"a": 2.0, "b": 8.0}, beta=0.5)
     {'a': 0.625, 'b': 0.25}
 
-    In round 0, or when nothing in the window moved, the local view stands alone.
+    In round 0, or when nothing in the window moved, only the local importance counts.
 
     >>> blend({"a": 1.0, "b": -0.5}, {}, beta=0.6)
     {'a': 1.0, 'b': -0.5}

@@ -1,7 +1,7 @@
 """Which tensors to train within the budget (paper, section 4.1; ElasticTrainer; algorithms 2.4, 2.6, 22.6).
 
 Training a set of tensors costs the update of each, and the way back from the loss to the shallowest one
-(``timing.backward_seconds``). That way depends on the shallowest tensor ``d`` alone, so the best set is the
+(``timing.backward_seconds``). That way depends only on the shallowest tensor ``d``, so the best set is the
 best over ``d`` of: ``d`` itself, plus a 0/1 knapsack of the deeper tensors in the room that is left. One scan
 from the output to the input keeps the knapsack and tries every ``d``: O(N * T).
 
@@ -75,7 +75,7 @@ class _Knapsack(Protocol):
         ...
 
     def put(self, seconds: float, value: float, room: float) -> None:
-        """Offer one more item; subsets above ``room`` will never be asked for again."""
+        """Offer one more item; subsets above ``room`` are never needed again."""
         ...
 
     def subset(self, num_items: int, handle: int) -> set[int]:

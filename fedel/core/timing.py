@@ -23,7 +23,7 @@ are compared with each other all the time; adding n of them in another order cha
 n * 1e-16 of it. 1e-9 covers a million tensors, and no device is timed that precisely."""
 
 SCOPES = ("backward", "train")
-"""What counts against T_th: the backward pass alone, as in the paper's simulation, or the whole step."""
+"""What counts against T_th: only the backward pass, as in the paper's simulation, or the whole step."""
 
 
 def fits(seconds: float, budget_seconds: float) -> bool:
@@ -159,6 +159,6 @@ def budget(
     if policy == "percentile" and 0 <= value <= 100:
         return seconds[max(0, math.ceil(value / 100 * len(seconds)) - 1)]
     raise ConfigError(
-        f"budget policy {policy!r} with value {value:g} is none of: fastest, percentile (0 to 100), "
+        f"budget policy {policy!r} with value {value:g} is not one of: fastest, percentile (0 to 100), "
         "share (of the fastest device), fixed (seconds)"
     )

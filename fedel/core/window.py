@@ -67,7 +67,7 @@ def slide(
     Window(end=4, front=7)
     """
     if variant not in VARIANTS:
-        raise ValueError(f"window variant {variant!r} is none of {', '.join(VARIANTS)}")
+        raise ValueError(f"window variant {variant!r} is not one of {', '.join(VARIANTS)}")
     last = len(block_seconds)
     if window is not None and window.front >= last and variant == "no-rollback":
         return window

@@ -20,8 +20,7 @@ from fedel.seeds import derive
 from fedel.simulation.children import Child
 from fedel.simulation.devices import names
 from fedel.simulation.job import Job
-from fedel.simulation.workload import fresh_model
-from fedel.training.factory import make_data
+from fedel.training.factory import fresh_model, make_data
 from fedel.training.profile_io import load_profile
 from fedel.training.trainer import TorchTrainer
 from fedel.types import Window

@@ -102,8 +102,7 @@ def main() -> None:
     import torch
 
     from fedel.simulation.job import Job
-    from fedel.simulation.workload import fresh_model
-    from fedel.training.factory import make_data
+    from fedel.training.factory import fresh_model, make_data
     from fedel.training.trainer import TorchTrainer
     from fedel.types import TimingProfile, TrainSpec
 

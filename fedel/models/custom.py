@@ -91,8 +91,8 @@ def _parts(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     if isinstance(module, nn.Sequential):
         return list(module.named_children())
     raise ModelError(
-        f"model '{name}' ({type(module).__name__}) cannot be split: it is no nn.Sequential and has no method"
-        " blocks(); add one that returns its parts in order, such that running one after the other is forward()"
+        f"model '{name}' ({type(module).__name__}) cannot be split: it is not an nn.Sequential and has no"
+        " method blocks(); add one that returns its parts in order: running one after the other is forward()"
     )
 
 

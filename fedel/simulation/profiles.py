@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedel.models.blocks import BlockModel
 from fedel.simulation.children import Child
 from fedel.training.orin import orin_profile
 from fedel.training.profile_io import load_profile, save_profile
-from fedel.training.profiler import default_device_name, profile
+from fedel.training.profiler import cache_key, profile
 from fedel.types import TimingProfile
 
 WIDTHS = (0.1, 0.25, 0.5, 0.75)
@@ -45,7 +44,8 @@ def base_profile(wanted: str, run: RunConfig, model: BlockModel, data: Dataset) 
 
 def measured_profile(run: RunConfig, model: BlockModel, data: Dataset) -> TimingProfile:
     """Measured with one thread on this machine, and kept for the next simulation of the same work."""
-    kept = cache_dir() / f"{_key(run, model, data)}.json"
+    key = cache_key(run, model.spec, data.input_shape, WIDTHS, "cpu", num_threads=1)
+    kept = cache_dir() / f"{key}.json"
     if kept.exists():
         return load_profile(kept, model.spec)
     # In a process of its own: once torch has computed gradients here, no worker could be forked off that does.
@@ -78,17 +78,3 @@ def _measure(run: RunConfig, model: BlockModel, data: Dataset) -> TimingProfile:
     except ModelError:
         # The user's own model need not be one that HeteroFL can narrow.
         return profile(model, batch, run.work, fetch=fetch)
-
-
-def _key(run: RunConfig, model: BlockModel, data: Dataset) -> str:
-    """Everything that the measurement depends on."""
-    device = default_device_name(torch.device("cpu"))
-    parts = (
-        model.spec.digest,
-        data.input_shape,
-        run.work.batch_size,
-        run.work.optimiser,
-        device,
-        torch.__version__,
-    )
-    return hashlib.sha256(repr((parts, WIDTHS)).encode()).hexdigest()[:16]

@@ -23,9 +23,9 @@ from fedel.simulation.profiles import base_profile
 from fedel.simulation.run import Progress, Simulation
 from fedel.simulation.store import Checkpoint, RunFolder
 from fedel.simulation.workers import Worker
-from fedel.simulation.workload import TorchWorkload, fresh_model
+from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import PAPER_CLOCK
-from fedel.training.factory import make_data
+from fedel.training.factory import fresh_model, make_data
 from fedel.training.profile_io import load_profile, save_profile
 from fedel.types import TimingProfile
 

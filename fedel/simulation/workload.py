@@ -8,23 +8,13 @@ import numpy as np
 import torch
 
 from fedel.data.dataset import Dataset
-from fedel.job import RunConfig
 from fedel.models.blocks import BlockModel
-from fedel.seeds import derive
 from fedel.simulation.workers import EvaluationPart, Tally
 from fedel.training.evaluate import Score, evaluate, evaluate_exits
-from fedel.training.factory import make_model
 from fedel.training.trainer import TorchTrainer
 from fedel.types import Array, ModelSpec, Tensors, TimingProfile
 
 TEST_BATCH = 250
-
-
-def fresh_model(run: RunConfig, data: Dataset) -> BlockModel:
-    """The model a run starts from: the same that ``fedel run`` would send out."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(run.seed, "initial model"))
-        return make_model(run, data)
 
 
 class TorchWorkload:

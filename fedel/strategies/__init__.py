@@ -1,6 +1,6 @@
-"""One method a file, all three parts in it: plan, fit, fold.
+"""One file per method, with all three parts in it: plan, fit, fold.
 
-A strategy travels as a table, in a configuration file and on the wire alike::
+A strategy is sent and stored as a table, the same in a configuration file and on the wire::
 
     [strategy]
     name = "fedprox"

@@ -14,6 +14,7 @@ from fedel.types import (
     FREE,
     ClientView,
     Folded,
+    Hook,
     LocalWork,
     ModelSpec,
     Patch,
@@ -42,7 +43,7 @@ PAPER_CLOCK = "backward"
 def one_of(name: str, value: str, allowed: Collection[str]) -> None:
     """Check an option that takes one of a few words."""
     if value not in allowed:
-        raise ValueError(f"{name} = {value!r} is none of: {', '.join(allowed)}")
+        raise ValueError(f"{name} = {value!r} is not one of: {', '.join(allowed)}")
 
 
 def check_scope(scope: str) -> None:
@@ -194,6 +195,17 @@ class WrappedTrainer:
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
         return self._trainer.train(model, train_spec)
+
+
+class HookedTrainer(WrappedTrainer):
+    """A trainer that adds hooks to everything a method has it train; the importance probe goes without."""
+
+    def __init__(self, trainer: Trainer, *hooks: Hook) -> None:
+        super().__init__(trainer)
+        self._hooks = hooks
+
+    def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
+        return super().train(model, replace(train_spec, hooks=(*train_spec.hooks, *self._hooks)))
 
 
 class MeanFold:

@@ -1,6 +1,6 @@
 """ElasticTrainer (Huang et al., 2023) in a federation: the best tensors of the whole model within the budget.
 
-The forward pass always runs through the whole network and local importance alone decides, so a slow device
+The forward pass always runs through the whole network and only local importance decides, so a slow device
 keeps training the tensors near the output (paper, section 3). Re-selected every round.
 """
 

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017): everybody trains the whole model; the mean counts samples."""
+"""FedAvg (McMahan et al., 2017): every client trains the whole model; the mean is weighted by samples."""
 
 from __future__ import annotations
 

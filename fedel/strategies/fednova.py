@@ -2,7 +2,7 @@
 
 Clients that take more local steps, because they hold more data or are faster, no longer pull the model towards
 their own optimum. With masks the normalisation is done tensor by tensor (algorithms 12.5). Batch-norm
-statistics are no sums of steps and are averaged plainly.
+statistics are not sums of steps and are averaged plainly.
 """
 
 from __future__ import annotations

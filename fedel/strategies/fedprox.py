@@ -1,7 +1,7 @@
 """FedProx (Li et al., 2020) around any method: local training is held near the model it started from.
 
 Each step adds ``mu * (w - w_r)`` to the gradient of every tensor that trains; what a method freezes does not
-move anyway, so with FedEL the term acts inside the window alone.
+move anyway, so with FedEL the term acts inside the window only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedel.core.steps import effective_steps
-from fedel.strategies.base import WrappedTrainer
+from fedel.strategies.base import HookedTrainer
 from fedel.strategies.wrapper import Wrapper
 from fedel.types import Hook, Memory, Task, Tensors, Trained, Trainer, Training, TrainSpec, Update
 
@@ -44,17 +44,13 @@ class Pull(Hook):
             training.weights[name].sub_(distance, alpha=training.work.lr * self.mu)
 
 
-class _PullingTrainer(WrappedTrainer):
-    """A trainer that adds the pull to every training.
-
-    The importance probe needs none: its trial step starts at w_r, where the proximal gradient is zero.
-    """
+class _PullingTrainer(HookedTrainer):
+    """The importance probe needs no pull: its trial step starts at w_r, where the proximal gradient is zero."""
 
     def __init__(self, trainer: Trainer, mu: float) -> None:
-        super().__init__(trainer)
+        super().__init__(trainer, Pull(mu))
         self._mu = mu
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
-        trained = super().train(model, replace(train_spec, hooks=(*train_spec.hooks, Pull(self._mu))))
         steps = effective_steps(train_spec.num_steps, train_spec.work, self._mu)
-        return replace(trained, effective_steps=steps)
+        return replace(super().train(model, train_spec), effective_steps=steps)

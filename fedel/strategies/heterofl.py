@@ -1,6 +1,6 @@
 """HeteroFL (Diao et al., 2021): a slow client trains the first channels of every layer (algorithms 5).
 
-Each value of the model is averaged over the clients whose sub-model contains it; of the classifier a client
+Each value of the model is averaged over the clients whose sub-model contains it; in the classifier a client
 counts only in the rows of the classes it holds.
 """
 
@@ -56,11 +56,11 @@ class HeteroFL(Method):
     scaler: bool = True
     """Divide activations by the width while training, so that wide and narrow models agree."""
     static_norm: bool = True
-    """Batch norm by batch statistics alone; the global model's own are measured before training."""
+    """Batch norm uses batch statistics only; the global model's own are measured before training."""
     masked_loss: bool = True
     """Leave classes that the client does not hold out of its loss and of its classifier's rows."""
     clip_norm: float = 0.0
-    """Gradient norm for this method alone (the reference clips at 1); 0 keeps what all methods use."""
+    """Gradient norm for this method only (the reference clips at 1); 0 keeps what all methods use."""
     weighting: str = "uniform"
     """How much a client counts in the mean: ``uniform`` or ``samples``."""
 

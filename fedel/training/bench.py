@@ -41,10 +41,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Part:
-    """Backward of a layer itself (``own``), or of what followed it, in a step that asked for some gradients."""
+    """Backward of a layer itself (``own``), or of what followed it, in a step with some of the gradients."""
 
     asked: int | str
-    """The place of the tensors in their layers that asked for a gradient; ``ALL`` or ``NONE`` of them."""
+    """Which tensors of each layer get a gradient: the one at this place, ``ALL`` or ``NONE`` of them."""
     block: int
     layer: int
     own: bool

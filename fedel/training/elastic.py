@@ -1,7 +1,7 @@
-"""A model set up for one elastic job: what is frozen costs nothing (paper, sections 4.2 and 4.3).
+"""A model set up for one elastic training: what is frozen costs nothing (paper, sections 4.2 and 4.3).
 
-Blocks below the window run without gradient, blocks beyond the deepest exit do not run, and only what is
-trained asks for a gradient.
+Blocks below the window run without gradient, blocks beyond the deepest exit do not run, and gradients are
+computed only for what is trained.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Conv = nn.modules.conv._ConvNd
 class BiasGradient(torch.autograd.Function):
     """Gives a bias its gradient where its value is in ``y`` already.
 
-    Asked for a bias alone, a convolution's backward on a CPU computes the gradient of the whole kernel.
+    For the gradient of a bias only, a convolution's backward on a CPU computes that of the whole kernel too.
     """
 
     @staticmethod
@@ -88,7 +88,7 @@ def elastic(
     after_layer: Mapping[nn.Module, Callable[[Tensor], Tensor]] | None = None,
     split_bias: bool = True,
 ) -> Iterator[Elastic]:
-    """Set modes, gradients and hooks for a job; afterwards the model is in evaluation mode without them.
+    """Set modes, gradients and torch's hooks; afterwards the model is in evaluation mode without them.
 
     ``after_layer`` maps a layer to what its output goes through while training.
     """
@@ -120,7 +120,7 @@ def elastic(
         # Batch norm in training mode uses batch statistics either way; this keeps the running ones still.
         norm.track_running_stats = tracking[norm] and track_statistics
         if norm.num_batches_tracked is not None:
-            # The count is not exchanged; left over from earlier jobs it would weigh in cumulative averages.
+            # The count is not exchanged; left over from before it would weigh in cumulative averages.
             norm.num_batches_tracked.zero_()
     try:
         yield net
@@ -156,13 +156,13 @@ def _check(model: BlockModel, selected: Collection[str], exits: tuple[int, ...],
     spec = model.spec
     if not exits or not 1 <= end <= exits[0] or exits[-1] > spec.num_blocks:
         raise ModelError(
-            f"a job on {spec.name} trains from block {end} to the exits {exits}; it needs at least one exit,"
+            f"a training of {spec.name} goes from block {end} to the exits {exits}; it needs at least one exit,"
             f" none below its first block, and blocks 1 to {spec.num_blocks}"
         )
     for name in selected:
         tensor = spec.by_name.get(name)
         if tensor is None or tensor.role is not Role.WEIGHT or not end <= tensor.block <= exits[-1]:
             raise ModelError(
-                f"tensor '{name}' was selected but is no weight of {spec.name} in blocks {end} to {exits[-1]};"
-                " choose from spec.weights_in(end, front)"
+                f"tensor '{name}' was selected but is not a weight of {spec.name} in blocks {end} to"
+                f" {exits[-1]}; choose from spec.weights_in(end, front)"
             )

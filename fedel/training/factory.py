@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Collection
 from pathlib import Path
@@ -19,7 +18,7 @@ from fedel.seeds import derive
 from fedel.strategies import build as build_strategy
 from fedel.training.evaluate import Score, evaluate
 from fedel.training.profile_io import load_profile, save_profile
-from fedel.training.profiler import default_device_name, profile
+from fedel.training.profiler import cache_key, profile
 from fedel.training.settings import DataPart, Evaluator, TrainerSettings
 from fedel.training.trainer import TorchTrainer
 from fedel.types import Array, ModelSpec, Tensors, TimingProfile, Trainer
@@ -41,10 +40,15 @@ def make_trainer(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Ev
 
 def initial_model(run: RunConfig, root: str = "") -> tuple[ModelSpec, dict[str, Array]]:
     """What a run starts from; the same on every machine for the same seed."""
+    model = fresh_model(run, make_data(run, root))
+    return model.spec, model.tensors()
+
+
+def fresh_model(run: RunConfig, data: Dataset) -> BlockModel:
+    """The run's model with the values that it starts from."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(run.seed, "initial model"))
-        model = make_model(run, make_data(run, root))
-    return model.spec, model.tensors()
+        return make_model(run, data)
 
 
 def make_data(run: RunConfig, root: str = "") -> Dataset:
@@ -74,7 +78,9 @@ def profile_of(
     if settings.profile is not None:
         return load_profile(settings.profile, model.spec)
     widths = tuple(w for w in build_strategy(run.strategy).widths if w < 1)
-    kept = settings.cache_dir and settings.cache_dir / f"profile-{_key(run, settings, model, widths)}.json"
+    threads = torch.get_num_threads()
+    key = cache_key(run, model.spec, data.input_shape, widths, settings.device, threads)
+    kept = settings.cache_dir and settings.cache_dir / f"profile-{key}.json"
     if kept and kept.exists():
         try:
             return load_profile(kept, model.spec)
@@ -90,28 +96,10 @@ def profile_of(
         settings.device,
         widths=widths,
         fetch=lambda: data.train_batch(batch, rng),
-        device_name=settings.device_name,
     )
     if kept:
         save_profile(measured, Path(kept))
     return measured
-
-
-def _key(run: RunConfig, settings: TrainerSettings, model: BlockModel, widths: tuple[float, ...]) -> str:
-    """Everything that a measurement depends on."""
-    device = default_device_name(torch.device(settings.device))
-    parts = (
-        model.spec.digest,
-        run.work.batch_size,
-        run.work.optimiser,
-        run.workload.data,
-        sorted(run.workload.data_options.items()),
-        widths,
-        device,
-        torch.get_num_threads(),
-        torch.__version__,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _evaluator(model: BlockModel, data: Dataset, device: str) -> Evaluator:

@@ -36,7 +36,7 @@ class TorchTraining:
         return self.part(name, self._model[name])
 
     def part(self, name: str, values: Array) -> Tensor:
-        """Copied to the device once, however often it is asked for."""
+        """Copied to the device once, however often it is used."""
         key = (name, id(values))
         if key not in self._parts:
             where = self._where.get(name)

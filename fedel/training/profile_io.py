@@ -96,5 +96,5 @@ def _parse(record: Any) -> TimingProfile:
 def _seconds(record: dict[str, Any], key: str) -> float:
     value = float(record[key])
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{key} is {value}, which is no time")
+        raise ValueError(f"{key} is {value}, which is not a time")
     return value

@@ -1,21 +1,23 @@
 """The tensor timing profiler: what each part of a training step costs on this device (paper, section 4.1).
 
-A step in which no weight asks for a gradient gives the way through (t_g); steps in which only the first,
+A step in which no weight gets a gradient gives the way through (t_g); steps in which only the first,
 the second, ... tensor of every layer does give the updates (t_w). What follows a layer without weights of
 its own (activation, pooling, addition) is on the way to the layer's last tensor.
 """
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Callable, Sequence
 
 import torch
 
+from fedel.job import RunConfig
 from fedel.models.blocks import BlockModel
 from fedel.training.bench import ALL, NONE, Bench, Part
 from fedel.training.graph import BEFORE_ALL
-from fedel.types import Array, BlockTime, LocalWork, Role, TensorTime, TimingProfile, WidthTime
+from fedel.types import Array, BlockTime, LocalWork, ModelSpec, Role, TensorTime, TimingProfile, WidthTime
 
 Progress = Callable[[int, int], None]
 """Called with the rounds of measurement done and to do."""
@@ -31,7 +33,6 @@ def profile(
     rounds: int = 15,
     fetch: Callable[[], object] | None = None,
     progress: Progress | None = None,
-    device_name: str = "",
 ) -> TimingProfile:
     """Measure ``model`` on ``batch``, which stands for every batch of training.
 
@@ -52,7 +53,33 @@ def profile(
                 progress(done + 1, rounds)
     finally:
         model.load(before)
-    return _assemble(bench, device_name or default_device_name(device), tuple(narrowed))
+    return _assemble(bench, tuple(narrowed))
+
+
+def cache_key(
+    run: RunConfig,
+    spec: ModelSpec,
+    input_shape: Sequence[int],
+    widths: Sequence[float],
+    device: str | torch.device,
+    num_threads: int,
+) -> str:
+    """Everything that a measurement depends on; a profile kept under the same key can be used again."""
+    # How many samples there are changes nothing in the time of a step.
+    options = {key: value for key, value in run.workload.data_options.items() if key != "num_train"}
+    parts = (
+        spec.digest,
+        tuple(input_shape),
+        run.work.batch_size,
+        run.work.optimiser,
+        run.workload.data,
+        sorted(options.items()),
+        tuple(widths),
+        default_device_name(torch.device(device)),
+        num_threads,
+        torch.__version__,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def default_device_name(device: torch.device) -> str:
@@ -62,7 +89,7 @@ def default_device_name(device: torch.device) -> str:
     return f"{platform.node() or 'cpu'} ({threads} CPU thread{'s' if threads > 1 else ''})"
 
 
-def _assemble(bench: Bench, device_name: str, widths: Sequence[float]) -> TimingProfile:
+def _assemble(bench: Bench, widths: Sequence[float]) -> TimingProfile:
     spec, median = bench.spec, bench.samples.median
     numbers = range(1, spec.num_blocks + 1)
     factors, calibration = _calibrate(bench)
@@ -72,7 +99,7 @@ def _assemble(bench: Bench, device_name: str, widths: Sequence[float]) -> Timing
     # Where every exit has a loss of its own, it is counted there.
     loss = 0.0 if spec.exit_each else median((1.0, "loss"))
     return TimingProfile(
-        device=device_name,
+        device=default_device_name(bench.device),
         model=spec.name,
         batch_size=len(bench.x),
         tensors=tuple(
@@ -89,12 +116,12 @@ def _assemble(bench: Bench, device_name: str, widths: Sequence[float]) -> Timing
 def _calibrate(bench: Bench) -> tuple[list[float], float]:
     """For each block and for all of them: backward in an ordinary step over the sum of its stamped parts.
 
-    A frozen trunk has no backward, so that its exits cannot be told apart there: they share one factor.
+    A frozen trunk has no backward, so its exits cannot be distinguished there: they share one factor.
     """
     numbers = range(1, bench.spec.num_blocks + 1)
     whole = [bench.samples.median((1.0, "backward", b)) for b in numbers]
     parts = [_of_block(bench, ALL, b) for b in numbers]
-    # Nothing asks for the gradient of the network's input in an ordinary step.
+    # An ordinary step does not compute the gradient of the network's input.
     parts[0] -= bench.samples.median(Part(NONE, 1, 0, True))
     common = sum(whole) / sum(parts) if sum(parts) > 0 else 1.0
     if bench.spec.exit_each:
@@ -126,8 +153,8 @@ def _updates(bench: Bench, factors: Sequence[float]) -> dict[str, float]:
     updates, median = {}, bench.samples.median
     for number, layer in enumerate(bench.layers):
         for place, t in enumerate(layer.tensors):
-            alone = median(Part(place, t.block, number, True)) - median(Part(NONE, t.block, number, True))
-            updates[t.name] = max(0.0, alone)
+            own = median(Part(place, t.block, number, True)) - median(Part(NONE, t.block, number, True))
+            updates[t.name] = max(0.0, own)
     for block, factor in enumerate(factors, start=1):
         names = [t.name for t in bench.spec.weights if t.block == block]
         apart = sum(updates[name] for name in names)

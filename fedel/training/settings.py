@@ -1,4 +1,4 @@
-"""What a device tells the function that builds its trainer, and what it gets back. No torch in here."""
+"""What a device passes to the function that builds its trainer, and what it gets back. No torch in here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DataPart:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
-            raise ValueError(f"index = {self.index} is none of the parts 0 to {self.of - 1}: see 'of'")
+            raise ValueError(f"index = {self.index} is not one of the parts 0 to {self.of - 1}: see 'of'")
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,8 @@ class TrainerSettings:
     data: DataPart = field(default_factory=DataPart)
     device: str = "cpu"
     """``cpu``, ``cuda``, ``cuda:1``, ..."""
-    device_name: str = ""
-    """Written into the profile; empty takes torch's name for it."""
     threads: int = 0
-    """CPU threads of torch; 0 leaves it to torch."""
+    """CPU threads of torch; 0: torch decides."""
     evaluate: bool = True
     """Offer to test models, where the data set has test data."""
     profile: Path | None = None

@@ -47,7 +47,7 @@ MAX_STATISTICS_BATCHES = 8
 
 
 class TorchTrainer:
-    """Trains one client's samples. Results depend on the arguments alone, never on earlier calls.
+    """Trains one client's samples. Results depend on the arguments only, never on earlier calls.
 
     The model is scratch space: trainers of one process may share it, one call at a time.
     """

@@ -1,4 +1,4 @@
-"""The words every part of FedEL speaks: models, windows, tasks, updates, timing profiles.
+"""The words that every part of FedEL uses: models, windows, tasks, updates, timing profiles.
 
 Plain frozen data, numpy and the standard library only. Two conventions hold everywhere:
 

@@ -12,9 +12,17 @@ from fedel.types.training import Trainer
 class Fold(Protocol):
     """Turns a round's updates into the next model, one at a time, in any order, with the same bits."""
 
-    def add(self, update: Update) -> None: ...
+    def add(self, update: Update) -> None:
+        """Take an update in."""
+        ...
 
-    def finish(self, model: Tensors, state: Tensors) -> Folded: ...
+    def finish(self, model: Tensors, state: Tensors) -> Folded:
+        """The next values of the tensors in ``model``, and the method's server-side state after that.
+
+        ``model`` may hold some of the tensors only: an aggregator, which never has a whole model in memory,
+        calls this for one after the other and hands the state that one call returned to the next.
+        """
+        ...
 
 
 class Strategy(Protocol):

@@ -22,21 +22,21 @@ Where = tuple[Any, ...] | NDArray[np.bool_] | None
 
 
 class Role(Enum):
-    """What a tensor is to the training."""
+    """What training does with a tensor."""
 
     WEIGHT = "weight"
     """Trainable, chosen (or not) by a strategy."""
     EXIT = "exit"
     """Belongs to the early exit after its block: trained whenever that exit is used."""
     BUFFER = "buffer"
-    """Not trained but moved by training: batch-norm statistics."""
+    """Not trained but changed by training: batch-norm statistics."""
     FROZEN = "frozen"
     """Never changes: the pretrained trunk of ALBERT in mode ``frozen``."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, place and shape of one tensor of the model."""
+    """Name, block and shape of one tensor of the model."""
 
     name: str
     block: int
@@ -51,13 +51,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a strategy knows of a model: its blocks and its tensors, in forward order."""
+    """What a strategy knows about a model: its blocks and its tensors, in forward order."""
 
     name: str
     block_names: tuple[str, ...]
     tensors: tuple[TensorSpec, ...]
     stages: tuple[int, ...] = ()
-    """Blocks after which the network changes resolution; the depths DepthFL cuts at. The last is B."""
+    """Blocks after which the network changes resolution; DepthFL cuts at these depths. The last is B."""
     exit_each: bool = False
     """Each block trains through its own exit (a frozen trunk), instead of one loss at the deep end."""
 
@@ -93,7 +93,7 @@ class ModelSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Two models with the same digest can exchange updates."""
+        """A short hash of the tensors: two models with the same digest can exchange updates."""
         manifest = [[t.name, t.block, list(t.shape), t.role.value, t.dtype] for t in self.tensors]
         return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()[:16]
 

@@ -15,7 +15,7 @@ class LocalWork:
     """How a client trains in one round, the same for every method."""
 
     num_steps: int = 50
-    """Mini-batches a round; 0 means ``num_epochs`` passes over the client's own data instead."""
+    """Mini-batches per round; 0 means ``num_epochs`` passes over the client's own data instead."""
     num_epochs: int = 5
     batch_size: int = 32
     optimiser: str = "sgd"
@@ -37,7 +37,7 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Task:
-    """One client's order for one round."""
+    """What one client has to do in one round."""
 
     round_num: int
     client: str
@@ -53,12 +53,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client tells about the round it trained."""
+    """What a client reports about the round it trained."""
 
     client: str
     round_num: int
     num_samples: int
-    """Samples the client holds: its weight where a fold weighs."""
+    """Samples the client holds: its weight, where the fold weights clients."""
     num_steps: int
     effective_steps: float
     """FedNova's a_n: the l1 norm of the weights that local steps carry in the final update."""
@@ -70,7 +70,7 @@ class Report:
     cost: StepCost = FREE
     """Predicted seconds of one step."""
     probe: StepCost = FREE
-    """Predicted seconds of measuring importance, once a round."""
+    """Predicted seconds of measuring importance, once per round."""
     train_seconds: float = 0.0
     """Measured seconds of training, probe included; 0 where nothing ran on a clock."""
     peak_memory_bytes: int = 0
@@ -99,7 +99,7 @@ class Memory:
     selected: tuple[str, ...] = ()
     resets: int = 0
     rounds_held: int = 0
-    """Rounds the window has stood still, for the variant without rollback."""
+    """Rounds for which the window has not moved, for the variant without rollback."""
     tensors: Tensors = field(default_factory=dict)
     """Per-client state of a method, such as FedDyn's correction."""
 
@@ -140,16 +140,16 @@ class Plan:
 
     tasks: tuple[Task, ...]
     close_after_seconds: float | None = None
-    """Close the round after this long although some clients are not back (TimelyFL)."""
+    """Close the round after this time even if some clients have not reported (TimelyFL)."""
     deadline_seconds: float = 0.0
-    """When the round may close in any case; written in by the coordinator's role."""
+    """Seconds after which the round may close in any case; the coordinator's role fills it in."""
     state: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """What a fold made of a round's updates."""
+    """The result of folding a round's updates."""
 
     model: Tensors
     state: Tensors = field(default_factory=dict)
-    """Server-side tensors of a method, handed to the next round's ``finish``."""
+    """Server-side tensors of a method, passed to the next round's ``finish``."""

@@ -50,9 +50,9 @@ class TimingProfile:
     blocks: tuple[BlockTime, ...]
     widths: tuple[WidthTime, ...] = ()
     overhead_seconds: float = 0.0
-    """What a step costs besides forward and backward: fetching the batch, the loss, bookkeeping."""
+    """Seconds of a step besides forward and backward: fetching the batch, the loss, bookkeeping."""
     calibration: float = 1.0
-    """Measured whole backward over the sum of its measured parts; already applied to the figures."""
+    """Measured whole backward over the sum of its measured parts; already applied to all seconds here."""
     source: str = "measured"
 
     @cached_property

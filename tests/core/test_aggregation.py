@@ -136,7 +136,7 @@ def test_fednova_normalises_parts_by_those_who_trained_them():
     nova = NormalisedMean({"w": (2,)})
     nova.add({"w": Patch(f32(0.0, 0.0))}, 1, 2)
     nova.add({"w": Patch(f32(-2.0), (slice(0, 1),))}, 1, 6)
-    # First value: tau_eff 4, mean of 1/2 and 3/6; second value: the first client alone.
+    # First value: tau_eff 4, mean of 1/2 and 3/6; second value: the first client only.
     np.testing.assert_allclose(nova.finish(model)["w"], [1 - 4 * (0.5 + 0.5) / 2, 0.0], atol=1e-7)
 
 

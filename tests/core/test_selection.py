@@ -66,6 +66,7 @@ def test_equals_brute_force_on_whole_seconds(data, n, budget):
     assert not any(c and v <= 0 for v, c in zip(value, chosen, strict=True))
 
 
+@settings(deadline=None)
 @given(data=st.data(), n=lengths, budget=st.floats(0, 50))
 def test_equals_brute_force_on_real_seconds(data, n, budget):
     seconds = st.lists(st.floats(0, 10), min_size=n, max_size=n)

@@ -12,8 +12,8 @@ from fedel.report import runs
 from fedel.simulation import profiles, start
 from fedel.simulation.job import Job
 from fedel.simulation.workers import EvaluationPart
-from fedel.simulation.workload import TorchWorkload, fresh_model
-from fedel.training.factory import initial_model, make_data, make_model
+from fedel.simulation.workload import TorchWorkload
+from fedel.training.factory import fresh_model, initial_model, make_data, make_model
 from fedel.training.profile_io import load_profile, save_profile
 from tests.simulation import tiny
 from tests.strategies.fakes import same_bits

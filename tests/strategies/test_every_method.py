@@ -15,7 +15,7 @@ from fedel.strategies.depthfl import Distillation, FedDyn
 from fedel.strategies.fedprox import Pull
 from fedel.strategies.fiarse import LargeWeights
 from fedel.strategies.heterofl import OwnClasses, Scaler
-from fedel.types import Memory, ModelSpec, Role, Strategy, TrainSpec, Window
+from fedel.types import Fold, Memory, ModelSpec, Role, Strategy, TrainSpec, Window
 from tests.simulation.history import run_rounds
 
 from .fakes import (
@@ -201,3 +201,23 @@ def test_a_round_does_not_depend_on_rounds_before_it_but_through_its_arguments(s
 def _fingerprint(client: FakeTrainer, model: dict[str, Any], train_spec: TrainSpec) -> tuple[bytes, ...]:
     trained = client.train(model, train_spec)
     return tuple(name.encode() + patch.values.tobytes() for name, patch in trained.patches.items())
+
+
+def test_a_fold_finishes_tensor_by_tensor_as_it_does_at_once(strategy: Strategy) -> None:
+    clients, model = fleet(), initial_model()
+    tasks = strategy.plan(context_of(clients)).tasks
+    updates = [strategy.fit(task, model, Memory(), clients[task.client])[0] for task in tasks]
+
+    def fold() -> Fold:
+        made = strategy.fold(spec())
+        for update in updates:
+            made.add(update)
+        return made
+
+    at_once = fold().finish(model, {})
+    in_parts, parts, state = fold(), {}, {}
+    for name, values in model.items():
+        part = in_parts.finish({name: values}, state)
+        parts[name], state = part.model[name], part.state
+    assert same_bits(at_once.model, parts)
+    assert same_bits(at_once.state, state)

@@ -148,7 +148,7 @@ def test_beta_decides_between_the_local_and_the_global_view():
 
     deep = Deep(**{**vars(client), "profile": client.profile})
     whole = Memory(Window(1, 6), ())
-    # A window of the whole model whatever the budget, so that the choice is the importance's alone.
+    # A window of the whole model whatever the budget, so that only importance decides.
     chosen = {}
     for beta in (0.0, 1.0):
         strategy = FedEL(beta=beta)

@@ -107,5 +107,5 @@ def test_two_clocks(of: ModelSpec) -> None:
 
 
 def test_bad_options_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="clock = 'sundial' is none of: honest, optimistic"):
+    with pytest.raises(ValueError, match="clock = 'sundial' is not one of: honest, optimistic"):
         FIARSE(clock="sundial")

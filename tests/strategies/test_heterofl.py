@@ -114,8 +114,8 @@ def test_every_step_keeps_the_budget() -> None:
         ({"widths": ()}, "widths"),
         ({"widths": (0.5, 0.0)}, "each above 0 and up to 1"),
         ({"clip_norm": -1.0}, "clip_norm = -1"),
-        ({"budget_scope": "both"}, "none of: backward, train"),
-        ({"weighting": "size"}, "none of: uniform, samples"),
+        ({"budget_scope": "both"}, "not one of: backward, train"),
+        ({"weighting": "size"}, "not one of: uniform, samples"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, object], message: str) -> None:

@@ -219,7 +219,7 @@ def test_rounds_last_no_longer_than_the_slowest_participant() -> None:
         ({"pacer_rounds": 0}, "pacer_rounds = 0"),
         ({"round_threshold": 0.0}, "round_threshold = 0"),
         ({"comm_seconds": -1.0}, "comm_seconds = -1"),
-        ({"weighting": "size"}, "none of: uniform, samples"),
+        ({"weighting": "size"}, "not one of: uniform, samples"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:

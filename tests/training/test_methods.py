@@ -1,4 +1,4 @@
-"""What other methods ask of the trainer, each against its formula written out."""
+"""The hooks of the methods in the torch trainer, each against its formula written out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profiler: complete, not negative, leaving no trace; benchmarks/elastic_step.py tells how true it is."""
+"""The profiler: complete, not negative, leaving no trace; benchmarks/elastic_step.py measures its accuracy."""
 
 from __future__ import annotations
 
