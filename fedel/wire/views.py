@@ -1,6 +1,6 @@
-"""Chunks read out of an upload's messages without copying them, and put into a download's with one copy.
+"""Read chunks out of upload messages without a copy, and write them into download messages with one copy.
 
-Protobuf would make two of each.
+Protobuf would make two copies of each chunk.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _OFFSET_TAG, _DATA_TAG = 0x08, 0x12
 
 
 class ChunkView(NamedTuple):
-    """What a ``fedel.v1.Chunk`` holds."""
+    """The content of a ``fedel.v1.Chunk``."""
 
     offset: int
     data: memoryview
 
 
 class UploadPiece(NamedTuple):
-    """What a ``PutUpdateRequest`` with a chunk holds."""
+    """The content of a ``PutUpdateRequest`` with a chunk."""
 
     chunk: ChunkView
 
 
 def upload_message(message: bytes) -> PutUpdateRequest | UploadPiece:
-    """Any message of an upload; a chunk as a view of ``message``."""
+    """Parse any message of an upload; a chunk is a view of ``message``."""
     return _piece(message) or PutUpdateRequest.FromString(message)
 
 
 def _piece(message: bytes) -> UploadPiece | None:
-    """``None`` unless it is one chunk with its fields in order, as every known writer puts them."""
+    """``None`` unless it is one chunk with its fields in order, as every known writer writes them."""
     try:
         if message[0] != _CHUNK_TAG:
             return None
@@ -56,7 +56,7 @@ def _piece(message: bytes) -> UploadPiece | None:
 
 
 def _number(message: bytes, position: int) -> tuple[int, int]:
-    """A number in protobuf's variable length, and where it ends."""
+    """A number in protobuf's variable-length encoding, and the position after it."""
     value = shift = 0
     while True:
         byte = message[position]
@@ -68,18 +68,18 @@ def _number(message: bytes, position: int) -> tuple[int, int]:
 
 
 def model_piece(offset: int, data: bytes) -> bytes:
-    """A ``GetModelResponse`` with this chunk, as it is sent."""
+    """The encoded ``GetModelResponse`` with this chunk."""
     start = bytes((_OFFSET_TAG, *_digits(offset), _DATA_TAG, *_digits(len(data))))
     return b"".join((bytes((_CHUNK_TAG, *_digits(len(start) + len(data)))), start, data))
 
 
 def model_message(message: GetModelResponse | bytes) -> bytes:
-    """Any message of a download; a chunk is ready already."""
+    """Encode any message of a download; a chunk is already encoded."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def _digits(value: int) -> Iterator[int]:
-    """A number in protobuf's variable length."""
+    """A number in protobuf's variable-length encoding."""
     while value > 0x7F:
         yield value & 0x7F | 0x80
         value >>= 7
