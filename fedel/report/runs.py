@@ -1,4 +1,4 @@
-"""Reading a run's directory: ``config.toml``, ``result.json``, ``rounds.jsonl``."""
+"""Reads the directory of a run: ``config.toml``, ``result.json``, ``rounds.jsonl``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedel.errors import ConfigError
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it lies on disk; a run that is still going on has rounds but no result yet."""
+    """A run on disk; a run that is still running has rounds but no result yet."""
 
     path: Path
     settings: dict[str, Any]
@@ -26,11 +26,11 @@ class Run:
 
     @property
     def strategy(self) -> str:
-        """How a reader calls the method, wrappers first: ``fedprox(fedel)``."""
+        """Name of the method for readers, wrappers first: ``fedprox(fedel)``."""
         return _label(self.settings.get("strategy", {}))
 
     def seconds(self) -> list[float]:
-        """Time at the end of each round: the sum of round latencies so far."""
+        """Time at the end of each round: the sum of the round latencies up to it."""
         times, total = [], 0.0
         for record in self.rounds:
             total += record["latency_seconds"]
@@ -46,14 +46,14 @@ class Run:
         ]
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """Seconds until the model was first this accurate; ``None`` if it never was."""
+        """Seconds until the model first had this accuracy; ``None`` if it never had."""
         return next((seconds for _, seconds, reached in self.accuracies() if reached >= accuracy), None)
 
     def clients(self) -> list[str]:
         return sorted({entry["client"] for record in self.rounds for entry in record["clients"]})
 
     def per_client(self, client: str) -> list[tuple[int, dict[str, Any]]]:
-        """Round number and entry of every round that the client counted in."""
+        """Round number and entry of every round in which the client counted."""
         return [
             (record["round"], entry)
             for record in self.rounds
@@ -66,7 +66,7 @@ class Run:
         return sum(values) / len(values) if values else None
 
     def deviations(self) -> list[float]:
-        """Measured training time over T_th, minus one, of every client and round."""
+        """Training time divided by T_th, minus one, of every client and round."""
         entries = [entry for record in self.rounds for entry in record["clients"]]
         return [e["deviation"] for e in entries if e.get("deviation") is not None]
 
@@ -77,14 +77,14 @@ def _label(table: dict[str, Any]) -> str:
 
 
 def load(path: str | Path) -> Run:
-    """The run in a directory."""
+    """Read the run in a directory."""
     path = Path(path)
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such run directory; `fedel runs` lists those that are there")
+        raise ConfigError(f"{path}: no such run directory; `fedel runs` lists all runs")
     rounds_file = path / "rounds.jsonl"
     if not rounds_file.exists():
         raise ConfigError(
-            f"{rounds_file}: missing, so {path} is no run directory, or its run never closed a round"
+            f"{rounds_file}: missing; {path} is not a run directory, or its run never closed a round"
         )
     rounds = []
     for number, line in enumerate(rounds_file.read_text(encoding="utf-8").splitlines(), start=1):
@@ -92,7 +92,7 @@ def load(path: str | Path) -> Run:
             rounds.append(json.loads(line))
         except json.JSONDecodeError as error:
             raise ConfigError(
-                f"{rounds_file}, line {number}: not JSON ({error}); delete the line to go on"
+                f"{rounds_file}, line {number}: not valid JSON ({error}); delete the line to continue"
             ) from None
     result_file, config_file = path / "result.json", path / "config.toml"
     result = json.loads(result_file.read_text(encoding="utf-8")) if result_file.exists() else {}
