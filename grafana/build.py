@@ -1,4 +1,4 @@
-"""``python -m grafana.build`` writes every dashboard as JSON, which is committed; a test fails on drift."""
+"""``python -m grafana.build`` writes the dashboards as JSON, which is committed; a test compares the two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent / "dashboards"
 
 
 def boards() -> dict[str, dict[str, Any]]:
-    """By the name of the file."""
+    """All dashboards, by file name."""
     modules = (overview, latency, deviation, windows, tensors, bytes_board, energy, services)
     made = [module.board() for module in modules]
     return {f"{board['uid']}.json": board for board in made}

@@ -1,1 +1,1 @@
-"""The dashboards, one a file; each module's ``board()`` returns what Grafana loads."""
+"""The dashboards, one per file; ``board()`` of each module returns what Grafana loads."""
