@@ -22,7 +22,7 @@ def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> N
     section.notes.append(
         "A round takes as long as its slowest client. The importance probe is two more passes per round. With "
         "probe_in_budget a client trains less, so that both fit into T_th. If the probe comes on top of T_th, "
-        "as in the paper, its share is larger when a round has fewer steps: the paper measured 2.4 %, the share "
+        "as in the paper, its share grows when a round has fewer steps: the paper measured 2.4 %, the share "
         "with about 80 steps. The paper's scope is the backward pass. If the whole step counts, T_th is the "
         "whole step of the fastest device, and a slow device may need longer than that only for the forward "
         "pass of a deep window."
