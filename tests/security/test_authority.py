@@ -103,7 +103,7 @@ def test_revocations_are_read_again_and_must_be_the_authoritys(pki: Pki, tmp_pat
     path.write_bytes((Pki(tmp_path / "other").authority.folder / "crl.pem").read_bytes())
     assert own.facts.serial in revoked, "a list of another authority is not believed"
     path.unlink()
-    assert own.facts.serial in revoked, "deleting the list pardons nobody"
+    assert own.facts.serial in revoked, "deleting the list un-revokes nobody"
 
 
 def test_files_that_do_not_fit_are_refused_and_a_running_process_keeps_the_old(
