@@ -99,7 +99,11 @@ class CoordinatorMetrics:
             "Seconds after which the open round may close without all clients",
             "run",
         )
-        self.run_active = gauge("fedel_run_active", "1 while the run is active", "run")
+        self.run_active = gauge(
+            "fedel_run_active",
+            "1 while the run is running or stopping; 0 while it waits, is paused or has ended",
+            "run",
+        )
         self.budget = gauge("fedel_budget_seconds", "T_th of one training step", "run")
 
         self.deviation = Histogram(
