@@ -1,10 +1,10 @@
-"""One round of FedEL on one's own model and data, without a server: profile, plan, fit, fold, test.
+"""Rounds of FedEL on your own model and data, without a server: profile, plan, fit, fold (aggregate), test.
 
 python examples/own_training.py
 """
 
 import numpy as np
-import own  # the file beside this one
+import own  # own.py in this folder
 import torch
 
 from fedel.core.timing import budget
@@ -26,7 +26,7 @@ def main() -> None:
     model = as_block_model(own.model(), torch.from_numpy(batch[0]), name="bars")
     measured = profile(model, batch, work)
 
-    # Three clients with a third of the data each, on devices 1, 2 and 3 times slower than this one.
+    # Three clients with a third of the data each, on devices that are 1, 2 and 3 times slower than this one.
     trainers = {
         f"client-{s}": TorchTrainer(model, data, np.arange(len(data.train))[s - 1 :: 3], measured.scaled(s))
         for s in (1, 2, 3)
@@ -35,7 +35,7 @@ def main() -> None:
     memories = dict.fromkeys(trainers, Memory())
     views = [ClientView(name, t.num_samples, t.profile) for name, t in trainers.items()]
     t_th = budget([t.profile for t in trainers.values()])
-    print(f"{model.spec.num_blocks} blocks, T_th {1000 * t_th:.2f} ms a step")
+    print(f"{model.spec.num_blocks} blocks, T_th {1000 * t_th:.2f} ms per step")
     for round_num in range(8):
         plan = strategy.plan(RoundContext(round_num, 0, model.spec, views, 0, t_th, work))
         fold = strategy.fold(model.spec)

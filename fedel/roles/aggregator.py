@@ -17,7 +17,7 @@ from fedel.types import ModelSpec, Strategy, Tensors, Update
 
 
 class Content(NamedTuple):
-    """What an update is, whoever sends it: two updates of a client that are equal in this are the same."""
+    """The content of an update, whichever process sends it: two updates of a client with equal content are one."""
 
     round_num: int
     """The round that the client trained for."""

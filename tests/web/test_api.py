@@ -165,9 +165,7 @@ async def test_with_the_token_runs_are_paused_resumed_and_stopped(tmp_path: Path
 async def test_what_is_not_there_is_told_with_a_way_on(tmp_path: Path) -> None:
     async with shown(tmp_path) as (federation, asker):
         await federation.create(run_config())
-        assert (404, {"error": "no run 'x' here: /api/runs lists those there are"}) == await asker.ask(
-            "/api/runs/x"
-        )
+        assert (404, {"error": "no run 'x' here: /api/runs lists all runs"}) == await asker.ask("/api/runs/x")
         assert (
             404,
             {"error": "nothing is at /favicon.ico: docs/api.md lists what there is"},
