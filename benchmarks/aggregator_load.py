@@ -3,17 +3,18 @@
     python benchmarks/aggregator_load.py
     python benchmarks/aggregator_load.py --clients 10 100 --rounds 5 --json load.json
 
-In a round every client fetches a whole model of VGG16's size (15.2 million float32, 32 tensors) from a real
-aggregator process and sends a whole update back, over loopback from other processes; nothing is trained. Beside
-it are two servers that check nothing, keep nothing on disk and make no model:
+In a round every client downloads a whole model of VGG16's size (15.2 million float32, 32 tensors) from a real
+aggregator process and sends a whole update back, over the loopback from other processes; nothing is trained.
+For comparison there are two servers that check nothing, store nothing on disk and make no model:
 
-* ``plain``: an ordinary gRPC service. It takes Chunk messages, joins an update and adds it to a float32 array.
-* ``bare``: the least that can be done with the same bytes. No messages, each piece is added as it comes.
+* ``plain``: an ordinary gRPC service. It receives Chunk messages, joins an update and adds it to a float32
+  array.
+* ``bare``: the minimum for the same bytes. No messages; each piece is added when it arrives.
 
-``--uploads-only`` leaves the fetching out.
+``--uploads-only`` leaves out the downloads.
 
-CPU seconds and peak memory are the server process's own. The servers take turns round by round, so that all see
-the same machine; the least of the rounds is told beside the median, because whatever else runs there only adds.
+CPU seconds and peak memory are those of the server process. The servers take turns, round by round, so that all
+see the same machine. The minimum is shown next to the median, because other work on the machine only adds time.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CHANNELS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 UPLOADS_ONLY = "FEDEL_BENCH_UPLOADS_ONLY"
 NUM_LOADERS = 2
-"""Processes that play the clients."""
+"""Number of processes that act as clients."""
 
 
 def vgg16() -> ModelSpec:
@@ -83,7 +84,7 @@ def process(*words: str, port_file: Path) -> Iterator[tuple[int, str]]:
     try:
         while not port_file.exists():
             if server.poll() is not None:
-                raise SystemExit("the server ended before it listened; its words are above")
+                raise SystemExit("the server ended before it listened; see its output above")
             time.sleep(0.05)
         yield server.pid, port_file.read_text()
     finally:
@@ -92,7 +93,7 @@ def process(*words: str, port_file: Path) -> Iterator[tuple[int, str]]:
 
 
 def load(kind: str, address: str, num_clients: int, round_num: int) -> None:
-    """Let the clients of one round send, from processes of their own."""
+    """Let the clients of one round send, from separate processes."""
     share = -(-num_clients // NUM_LOADERS)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     loaders = []
@@ -102,11 +103,11 @@ def load(kind: str, address: str, num_clients: int, round_num: int) -> None:
         loaders.append(subprocess.Popen(words, env=environment))
     codes = [loader.wait() for loader in loaders]
     if any(codes):
-        raise SystemExit("a client failed; its words are above")
+        raise SystemExit("a client failed; see its output above")
 
 
 async def play(kind: str, address: str, first: int, num_clients: int, round_num: int, fetch: bool) -> None:
-    """Inside a loader: some clients, each with a connection of its own."""
+    """Inside a loader process: some clients, each with its own connection."""
     payload = pack({name: Patch(array) for name, array in values(1).items()})
 
     async def update(client: int) -> None:
@@ -143,7 +144,7 @@ class Sum:
         return b""
 
     def model(self, _request: bytes, _context: Any) -> Iterator[bytes]:
-        """The model, as it lies in memory."""
+        """The model as it is in memory."""
         view = self._sum.view(np.uint8)
         for start in range(0, view.size, CHUNK_BYTES):
             yield view[start : start + CHUNK_BYTES].tobytes()
@@ -242,7 +243,7 @@ def summary(name: str, num_clients: int, rounds: list[dict[str, float]], pid: in
 
 
 def compare(num_clients: int, num_rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """The aggregator and the bare servers, in turns."""
+    """The aggregator and the two simple servers, in turns."""
     with aggregator(folder) as ours, other("plain", folder) as plain, other("bare", folder) as bare:
         asyncio.run(create(ours[1]))
         servers = {"aggregator": ours, "plain": plain, "bare": bare}
@@ -264,7 +265,7 @@ def show(rows: list[dict[str, Any]], model_bytes: int) -> None:
     print(
         f"model: {model_bytes / 1e6:.1f} MB, {len(vgg16().tensors)} tensors; {CHUNK_BYTES // 1024} KiB chunks\n"
     )
-    print("| server | clients | CPU s a round | least | wall s a round | peak MB | peak in models |")
+    print("| server | clients | CPU s per round | minimum | wall s per round | peak MB | peak in models |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
         peak = row["peak_bytes"]
@@ -277,18 +278,18 @@ def show(rows: list[dict[str, Any]], model_bytes: int) -> None:
     for row in rows[1:]:
         if row["server"] == "aggregator":
             growth = row["peak_bytes"] / ours["peak_bytes"] - 1
-            print(f"peak memory at {row['clients']} clients against {ours['clients']}: {growth:+.1%}")
+            print(f"peak memory with {row['clients']} clients compared with {ours['clients']}: {growth:+.1%}")
         else:
             ratios = [ours[key] / row[key] for key in ("cpu_seconds", "least_cpu_seconds")]
-            print(f"CPU against {row['server']}: {ratios[0]:.2f} (median), {ratios[1]:.2f} (least)")
+            print(f"CPU compared with {row['server']}: {ratios[0]:.2f} (median), {ratios[1]:.2f} (minimum)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each server")
-    parser.add_argument("--uploads-only", action="store_true", help="clients fetch no model")
-    parser.add_argument("--json", type=Path, help="write the figures here instead of printing them")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per server")
+    parser.add_argument("--uploads-only", action="store_true", help="clients do not download a model")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file instead of printing them")
     parser.add_argument("--load", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

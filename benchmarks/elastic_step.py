@@ -1,11 +1,12 @@
-"""What elastic training saves, and how well a timing profile foretells it. Prints Markdown.
+"""What elastic training saves, and how well a timing profile predicts it. Prints Markdown.
 
     python benchmarks/elastic_step.py accuracy --model vgg16 --width 0.25
     python benchmarks/elastic_step.py saving --model resnet50
 
-``accuracy`` trains random tensors of random windows between the rounds of the profiler, so that both see
-the same machine. ``saving`` trains whole windows: in turn to take the time, and each in a fresh process to
-take the memory, in which freed memory goes back to the system at once so that the peak is what was in use.
+``accuracy`` trains random tensors of random windows between the rounds of the profiler, so that both see the
+same machine. ``saving`` trains whole windows: in turns to measure the time, and each in a new process to
+measure the memory. In that process freed memory goes back to the system at once, so the peak is what was in
+use.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def random_jobs(model: BlockModel, work: LocalWork, number: int) -> list[TrainSp
 
 
 def accuracy(args: argparse.Namespace) -> None:
-    """Predicted against measured seconds of a step."""
+    """Predicted and measured seconds of a step."""
     model, trainer, work = set_up(args)
     jobs, start = random_jobs(model, work, args.windows), model.tensors()
     measured: list[list[float]] = [[] for _ in jobs]
@@ -110,7 +111,7 @@ def window_job(model: BlockModel, work: LocalWork, end: int, front: int) -> Trai
 
 
 def saving(args: argparse.Namespace) -> None:
-    """Seconds and memory of a step in windows along the network, against training everything."""
+    """Seconds and memory of a step for windows along the network, compared with training everything."""
     model, trainer, work = set_up(args)
     windows, start = windows_of(model), model.tensors()
     taken: dict[str, list[float]] = {name: [] for name in windows}
@@ -119,7 +120,7 @@ def saving(args: argparse.Namespace) -> None:
             taken[name].append(trainer.train(start, window_job(model, work, *window)).seconds / work.num_steps)
     seconds = {name: statistics.median(times) for name, times in taken.items()}
     peaks = {name: peak_of_window(*window) for name, window in windows.items()}
-    print("| trained | blocks | ms a step | share | training memory MB | share |\n|---|---|---|---|---|---|")
+    print("| trained | blocks | ms per step | share | training memory MB | share |\n|---|---|---|---|---|---|")
     for name, (end, front) in windows.items():
         time, peak = seconds[name], peaks[name]
         print(
@@ -135,7 +136,7 @@ def peak_of_window(end: int, front: int) -> int:
 
 
 def memory(args: argparse.Namespace) -> None:
-    """What training one window adds at its peak, in this process."""
+    """The peak memory that training one window adds, in this process."""
     model, trainer, work = set_up(args)
     end, front = map(int, args.blocks.split("-"))
     start = model.tensors()
@@ -145,7 +146,7 @@ def memory(args: argparse.Namespace) -> None:
 
 
 def warm_up() -> None:
-    """Have libraries load and compile what they need, so that it is not taken for memory of training."""
+    """Let libraries load and compile what they need, so that it does not count as memory of training."""
     layers = [torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
     small = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(72, 2))
     small(torch.randn(2, 1, 8, 8)).sum().backward()

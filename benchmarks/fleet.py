@@ -1,11 +1,12 @@
-"""A large fleet on one machine: do the servers' memory and the rounds' time stay flat, and does nothing fail?
+"""A large fleet on one machine: do the servers' memory and the time per round stay constant, without failures?
 
     python benchmarks/fleet.py
     python benchmarks/fleet.py --agents 50 --rounds 10 --json fleet.json
 
-A real coordinator and a real aggregator, each a process, and real agents over gRPC on loopback, each with
-connections of its own; the agents share a few processes, and train with the fake trainer of the tests. So the
-seconds are those of the system, not of training, and most are the agents' own: devices would spread them.
+A real coordinator and a real aggregator, each in its own process, and real agents over gRPC on the loopback,
+each with its own connections. The agents share a few processes and train with the fake trainer of the tests. So
+the seconds are those of the system, not of training. Most are spent in the agents; real devices would share
+them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LONGEST_ROUND_SECONDS = 600.0
 
 
 class Apart(Agent):
-    """An agent that shares no connection with the others of its process."""
+    """An agent that does not share connections with the others of its process."""
 
     def _channel(self, address: str) -> aio.Channel:
         if address not in self._channels:
@@ -60,7 +61,7 @@ class Apart(Agent):
 
 
 async def play(address: str, first: int, num_agents: int, of: int, folder: Path) -> None:
-    """Inside a loader: some of the agents, until it is told to stop; then it writes down how they fared."""
+    """Inside a loader process: runs some of the agents until it is stopped, then writes their results."""
     agents = [
         Apart(
             AgentConfig(address, f"client-{i}", folder / f"client-{i}", data=DataPart(i, of), evaluate=i == 0)
@@ -78,7 +79,7 @@ async def play(address: str, first: int, num_agents: int, of: int, folder: Path)
 
 @contextmanager
 def loaders(address: str, num_agents: int, num_loaders: int, folder: Path) -> Iterator[None]:
-    """Processes with all the agents."""
+    """Start the processes that run all agents."""
     share = -(-num_agents // num_loaders)
     started = [
         subprocess.Popen(
@@ -111,22 +112,22 @@ class Figures:
     seconds: list[float]
     """Latency of each round."""
     rss: dict[str, list[int]]
-    """Resident bytes of each server after each round; a round that nobody saw close has those of the next."""
+    """Resident bytes of each server after each round; a round whose end was missed has those of the next."""
     num_updates: list[int]
     counts: dict[str, int]
-    """What became of the agents' tasks: ``done``, ``failed``, ``given_up``."""
+    """Outcomes of the agents' tasks: ``done``, ``failed``, ``given_up``."""
     complaints: int
     """Warnings and errors in the servers' logs."""
     up_share: float
-    """Bytes up, by client and round, over the model's."""
+    """Bytes sent per client and round, divided by the size of the model."""
     down_share: float
-    """Bytes down after the first round, by client and round, over the model's."""
+    """Bytes received per client and round after the first round, divided by the size of the model."""
 
 
 async def measure(
     num_agents: int, num_rounds: int, num_loaders: int, scale: int, folder: Path
 ) -> tuple[Figures, Tensors]:
-    """The figures, and the model that came of it."""
+    """The numbers, and the final model."""
     aggregator = Process("fedel_aggregator", "aggregator", folder, _settings(folder, "aggregator"))
     aggregator.start()
     coordinator: Process | None = None
@@ -212,10 +213,12 @@ def _figures(
 def show(figures: Figures) -> None:
     f = figures
     print(f"{f.num_agents} agents, {f.num_rounds} rounds, model of {f.model_bytes / 1e6:.2f} MB")
-    print(f"updates a round: {min(f.num_updates)} to {max(f.num_updates)}; tasks: {f.counts}")
+    print(f"updates per round: {min(f.num_updates)} to {max(f.num_updates)}; tasks: {f.counts}")
     print(f"warnings and errors of the servers: {f.complaints}")
-    print(f"seconds a round: median {statistics.median(f.seconds):.2f}, most {max(f.seconds):.2f}")
-    print(f"up {f.up_share:.1%} of the model a client and round; down after the first {f.down_share:.1%}")
+    print(f"seconds per round: median {statistics.median(f.seconds):.2f}, maximum {max(f.seconds):.2f}")
+    print(
+        f"sent {f.up_share:.1%} of the model per client and round; received after the first {f.down_share:.1%}"
+    )
     rounds = list(range(5, f.num_rounds + 1, 5)) or [f.num_rounds]
     print("\n| server | " + " | ".join(f"MB after round {r}" for r in rounds) + " |")
     print("|---|" + "---|" * len(rounds))
@@ -227,11 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--loaders", type=int, default=3, help="processes that share the agents")
-    parser.add_argument(
-        "--scale", type=int, default=12, help="length of the fake model's sides; 12 makes 0.23 MB"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--loaders", type=int, default=3, help="number of processes that run the agents")
+    parser.add_argument("--scale", type=int, default=12, help="side length of the fake model; 12 gives 0.23 MB")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--play", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.play:

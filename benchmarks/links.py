@@ -1,12 +1,12 @@
-"""Agents behind bad links: does the run finish, and what does it cost?
+"""Agents with bad links: does the run finish, and how long does it take?
 
     sudo python benchmarks/links.py
     sudo python benchmarks/links.py --mbit 5 --delay-ms 300 --loss 0.05 --outage 120 --json links.json
 
-A real coordinator and aggregator in one network namespace, each agent a process in a namespace of its own, with
-mutual TLS; between them links of ``tunnel.py``. The last agent's link is cut for a minute while it uploads. The
-trainer is the fake one of the tests: the seconds are those of the links. Needs root, and touches nothing
-outside its own namespaces.
+A real coordinator and aggregator in one network namespace, each agent as a process in its own namespace, with
+mutual TLS. The links between them are made by ``tunnel.py``. The link of the last agent is cut for a minute
+while it uploads. The trainer is the fake one of the tests, so the seconds are those of the links. Needs root,
+and changes nothing outside its own namespaces.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.strategies.fakes import initial_model  # noqa: E402
 
 RUN, HUB = "links", "fedel-hub"
 HOST = "10.88.0.1"
-"""The servers' address, in the namespace of the hub."""
+"""Address of the servers, in the namespace of the hub."""
 LONGEST_SECONDS = 1500.0
 
 
@@ -93,7 +93,7 @@ def agent(namespace: str, folder: Path, name: str, settings: dict[str, Any]) -> 
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Inside the hub's namespace: everything, to the end of the run."""
+    """Inside the namespace of the hub: everything until the end of the run."""
     ip("addr", "add", HOST, "dev", "lo")
     shape = Shape(options.mbit, options.delay_ms / 1e3, options.loss)
     certificates = Certificates(folder / "certs")
@@ -194,7 +194,7 @@ async def _servers(folder: Path, certificates: Certificates, stack: ExitStack) -
 
 
 class _Seen:
-    """What following the run showed."""
+    """What was seen while following the run."""
 
     def __init__(self) -> None:
         self.status = pb.RunStatus()
@@ -210,7 +210,7 @@ class _Seen:
 
 
 async def _outage(seen: _Seen, links: dict[str, Link], seconds: float) -> None:
-    """Cut the last client's link for so long, as soon as it uploads in the second round or later."""
+    """Cut the link of the last client for ``seconds``, as soon as it uploads in the second round or later."""
     name, link = list(links.items())[-1]
     while not (seen.records and seen.uploading(name)):
         await asyncio.sleep(0.05)
@@ -223,7 +223,7 @@ async def _outage(seen: _Seen, links: dict[str, Link], seconds: float) -> None:
 
 
 async def _round_trip(namespace: str) -> float:
-    """Median milliseconds there and back, of connections to a port where nobody listens: refused at once."""
+    """Median round-trip milliseconds, from connections to a closed port, which are refused at once."""
     code = (
         "import socket, statistics, time\n"
         "times = []\n"
@@ -254,7 +254,7 @@ def _uploads(http: str) -> dict[str, int]:
 
 
 def _broken(log: Path) -> dict[str, int]:
-    """How often the agent had to begin something again."""
+    """How often the agent had to retry something."""
     text = log.read_text(encoding="utf-8")
     return {
         "uploads_resumed": len(re.findall(r"upload of run \S+ broke", text)),
@@ -273,11 +273,11 @@ def show(found: dict[str, Any], options: argparse.Namespace) -> None:
     print(f"links: {shape}; TCP with {found['congestion']}")
     print(f"outage: {found['outage']}")
     print(
-        "seconds a round: "
+        "seconds per round: "
         + ", ".join(f"{s:.1f}" for s in seconds)
         + f"; median {statistics.median(seconds):.1f}"
     )
-    print("updates a round: " + ", ".join(str(record["num_updates"]) for record in found["rounds"]))
+    print("updates per round: " + ", ".join(str(record["num_updates"]) for record in found["rounds"]))
     print(f"uploads at the aggregator: {found['uploads']}; segments that servers sent again: "
           f"{found['servers_retransmitted_segments']}\n")  # fmt: skip
     columns = list(next(iter(found["clients"].values())))
@@ -295,15 +295,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mbit", type=float, default=20.0)
     parser.add_argument("--delay-ms", type=float, default=80.0, help="one way")
-    parser.add_argument("--loss", type=float, default=0.02, help="share of packets, each way")
-    parser.add_argument("--congestion", default="", help="TCP's: reno, cubic, bbr (default: as it is here)")
-    parser.add_argument("--outage", type=float, default=60.0, help="seconds that one link is cut")
+    parser.add_argument("--loss", type=float, default=0.02, help="share of lost packets, each way")
     parser.add_argument(
-        "--deadline", type=float, default=240.0, help="seconds that a round waits for everybody"
+        "--congestion",
+        default="",
+        help="TCP congestion control: reno, cubic, bbr (default: that of this machine)",
     )
-    parser.add_argument("--scale", type=int, default=36, help="length of the fake model's sides; 36 makes 2 MB")
+    parser.add_argument("--outage", type=float, default=60.0, help="seconds for which one link is cut")
+    parser.add_argument(
+        "--deadline", type=float, default=240.0, help="seconds that a round waits for all clients"
+    )
+    parser.add_argument("--scale", type=int, default=36, help="side length of the fake model; 36 gives 2 MB")
     parser.add_argument("--keep", type=Path, help="folder for logs (default: a temporary one)")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)

@@ -1,9 +1,9 @@
-"""What watching costs: a scrape, and the live page, of a coordinator with a thousand clients.
+"""What monitoring costs: a scrape and the live page of a coordinator with a thousand clients.
 
     python -m benchmarks.scrape [--clients 1000] [--picture FILE]
 
-The clients are rows in the store and their rounds are made up; the coordinator, its HTTP side and the browser
-are real. Without a Chromium the page is left out.
+The clients are rows in the store, and their rounds are made up. The coordinator, its HTTP server and the
+browser are real. Without Chromium the page is skipped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def spec() -> ModelSpec:
 
 
 def entry(client: int, number: int, model: ModelSpec, dice: random.Random) -> ClientRecord:
-    """A client's part of a round's record; its window has moved on by a block or two."""
+    """The part of a client in the record of a round; its window has moved by a block or two."""
     end = 1 + (client + number * (1 + client % 2)) % (NUM_BLOCKS - 3)
     selected = [t.name for t in model.weights_in(end, end + 3)]
     seconds = BUDGET_SECONDS * dice.uniform(0.75, 1.25)
@@ -115,7 +115,7 @@ def record(number: int, num_clients: int, model: ModelSpec) -> RoundRecord:
 
 
 def fill(store: SqlStore, num_clients: int) -> list[RoundRecord]:
-    """A run with its clients and closed rounds; paused, so that it stands still under the measurement."""
+    """A run with its clients and closed rounds; paused, so that it does not change during the measurement."""
     model, job = spec(), RunConfig.parse({"rounds": {"num_rounds": 200}})
     state = json.dumps({"round_num": NUM_ROUNDS})
     store.create_run(
@@ -165,7 +165,7 @@ async def measure_scrapes(address: str) -> dict[str, float]:
 
 
 async def stir(coordinator: Coordinator) -> None:
-    """Two hundred clients a second move on, as in a round that goes on."""
+    """Two hundred clients per second change, as in a running round."""
     run, dice = coordinator.runs[RUN], random.Random(0)
     members = sorted(run.state.members)
     while True:

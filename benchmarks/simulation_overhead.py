@@ -1,11 +1,12 @@
-"""What a simulation spends besides training: 100 clients, 25 a round, a small real model, in one process.
+"""What a simulation costs besides training: 100 clients, 25 per round, a small real model, in one process.
 
     python benchmarks/simulation_overhead.py
     python benchmarks/simulation_overhead.py --strategy fedavg --model vgg16 --width 0.25 --data cifar10
 
-CPU seconds, so that other work on the machine does not count. The steps are the trainer's own figure: from the
-first batch to the last optimiser step. The rest is what simulating costs: loading the model, setting a job up,
-importance and selection around the probe, copying updates, folding them, writing the round to disk.
+CPU seconds, so that other work on the machine does not count. The time of the steps comes from the trainer:
+from the first batch to the last optimiser step. The rest is the cost of simulating: loading the model,
+preparing a job, importance and selection around the probe, copying and folding updates, writing the round to
+disk.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedel.types import LocalWork, Tensors, Trained, Trainer, TrainSpec, Window
 
 
 class Spent:
-    """CPU seconds by what they were spent on."""
+    """CPU seconds by activity."""
 
     steps = around_steps = probe = tests = 0.0
 
@@ -118,7 +119,7 @@ def main() -> None:
     )
     for name in ("steps", "probe", "tests", "around the steps", "everything else"):
         print(f"  {name:18} {found[name]:8.2f} s  {found[name] / found['cpu_seconds']:6.1%}")
-    print(f"  {'all':18} {found['cpu_seconds']:8.2f} s   ({found['wall_seconds']:.1f} s on the wall)")
+    print(f"  {'all':18} {found['cpu_seconds']:8.2f} s   ({found['wall_seconds']:.1f} s wall time)")
     print(f"  overhead {found['overhead']:.1%} of steps and probes")
 
 

@@ -1,7 +1,7 @@
 """A slow, long, lossy link between two network namespaces, packet by packet, for kernels without netem.
 
-Two TUN devices, and this process between them: what goes into one comes out of the other after it has waited
-for the bandwidth and the way, if it was not lost. Needs root and /dev/net/tun.
+Two TUN devices with this process between them: a packet that enters one leaves the other after it has waited
+for the bandwidth and the delay, unless it is lost. Needs root and /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _MTU = 1500
 _QUEUE_SECONDS = 0.2
-"""What would have to wait longer for the bandwidth is dropped, as a router does."""
+"""A packet that would have to wait longer for the bandwidth is dropped, as in a router."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Shape:
     delay_seconds: float = 0.08
     """One way."""
     loss: float = 0.02
-    """Share of the packets, each way."""
+    """Share of lost packets, each way."""
 
 
 @dataclass
@@ -70,10 +70,10 @@ class Way:
 
 
 class Link:
-    """Between this namespace, which has ``near`` as its address on it, and another."""
+    """A link between this namespace, with the address ``near``, and another one."""
 
     def __init__(self, name: str, namespace: str, near: str, far: str, shape: Shape, seed: int) -> None:
-        """``near`` and ``far`` are addresses; all that ``namespace`` sends elsewhere goes this way."""
+        """``near`` and ``far`` are addresses; all traffic of ``namespace`` goes over this link."""
         here, there = _open(f"{name}-h"), _open(f"{name}-t")
         self._ends = (here, there)
         self.up = Way(shape, here, 2 * seed)
@@ -110,7 +110,7 @@ def ip(*words: str) -> None:
 
 
 def _open(name: str) -> int:
-    """A new TUN device; it goes when its descriptor is closed."""
+    """A new TUN device; it disappears when its descriptor is closed."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", name.encode(), _IFF_TUN | _IFF_NO_PI))
     return device

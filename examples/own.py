@@ -1,11 +1,11 @@
-"""A model and a data set as a user would write them: nothing of FedEL in here."""
+"""A model and a data set as a user would write them, without any import from FedEL."""
 
 import numpy as np
 from torch import nn
 
 
 def model() -> nn.Sequential:
-    """Five layers with weights, so five blocks; what has none joins the block before it."""
+    """Five layers with weights, so five blocks; layers without weights join the block before them."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.ReLU(),
@@ -23,7 +23,7 @@ def model() -> nn.Sequential:
 
 
 def data(num_samples: int = 2000):
-    """Noisy stripes in one of four directions; x, y to train on, then x, y to test on."""
+    """Noisy stripes in one of four directions; returns x and y for training, then x and y for testing."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 4, num_samples)
     row, column = np.mgrid[0:16, 0:16]

@@ -1,10 +1,10 @@
-"""Rounds of FedEL on your own model and data, without a server: profile, plan, fit, fold, test.
+"""Rounds of FedEL on your own model and data, without a server: profile, plan, fit, fold (aggregate), test.
 
 python examples/own_training.py
 """
 
 import numpy as np
-import own  # the file beside this one
+import own  # own.py in this folder
 import torch
 
 from fedel.core.timing import budget
@@ -26,7 +26,7 @@ def main() -> None:
     model = as_block_model(own.model(), torch.from_numpy(batch[0]), name="bars")
     measured = profile(model, batch, work)
 
-    # Three clients with a third of the data each, on devices 1, 2 and 3 times slower than this one.
+    # Three clients with a third of the data each, on devices that are 1, 2 and 3 times slower than this one.
     trainers = {
         f"client-{s}": TorchTrainer(model, data, np.arange(len(data.train))[s - 1 :: 3], measured.scaled(s))
         for s in (1, 2, 3)

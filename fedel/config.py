@@ -1,4 +1,4 @@
-"""TOML tables into frozen dataclasses, with errors that name the file, the key and the nearest valid key."""
+"""Read TOML tables into frozen dataclasses. Errors name the file, the key and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_LISTED = 20
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown word: the closest known one, or those that there are.
+    """A hint for an unknown word: the closest known word, or the known words.
 
     >>> nearest("momentun", ["lr", "momentum"])
     "did you mean 'momentum'?"
@@ -39,7 +39,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The tables of a TOML file, with ``section.key=value`` overrides applied (values as in TOML)."""
+    """The tables of a TOML file after ``section.key=value`` overrides (values as in TOML)."""
     path = Path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -53,7 +53,7 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def override_key(table: dict[str, Any], override: str) -> None:
-    """Apply one ``section.key=value`` in place; a value that is no TOML is taken as a string.
+    """Apply one ``section.key=value`` in place; a value that is not valid TOML is taken as a string.
 
     >>> table = {"work": {"lr": 0.1}}
     >>> override_key(table, "work.lr=0.01"); override_key(table, "model.name=vgg16"); table
@@ -75,7 +75,7 @@ def override_key(table: dict[str, Any], override: str) -> None:
 
 
 def write(table: Mapping[str, Any]) -> str:
-    """A table as TOML text, which ``read`` gives back as it was; keys without a value are left out.
+    """A table as TOML text that ``read`` can read back unchanged; keys without a value are left out.
 
     >>> print(write({"seed": 1, "work": {"lr": 0.1, "name": "sgd"}, "sizes": (1, 2)}), end="")
     seed = 1
@@ -117,7 +117,7 @@ def _value(value: Any) -> str:
 
 
 def _string(text: str) -> str:
-    # JSON's escapes are TOML's, but for characters beyond 16 bits and for DEL.
+    # JSON and TOML use the same escapes, except for characters beyond 16 bits and for DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,12 +1,12 @@
-"""Every error FedEL raises for a user's sake. Each message says what happened, where, and what to do next.
+"""All errors that FedEL shows to users. Each message says what happened, where, and what to do next.
 
 FedelError
 |-- ConfigError            a configuration file, key or value                         exit code 2
 |-- DataError              a data set is missing, damaged or of another format        exit code 3
 |-- ModelError             a model cannot be split into blocks, or does not match     exit code 4
 |-- ProfileError           a timing profile is missing, damaged or of another model   exit code 5
-|-- UpdateRefused          an update cannot be folded; carries a short machine reason exit code 6
-|-- ServiceError           a service cannot start, be reached, or go on               exit code 7
+|-- UpdateRefused          an update cannot be used; has a short reason for metrics   exit code 6
+|-- ServiceError           a service cannot start, be reached, or continue            exit code 7
 `-- CertificateError       a certificate, key or token is missing, wrong or expired   exit code 8
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 
 class FedelError(Exception):
-    """Base of all; ``exit_code`` is what the command line ends with."""
+    """Base class of all; ``exit_code`` is the exit code of the command line."""
 
     exit_code = 1
 
@@ -36,7 +36,7 @@ class ProfileError(FedelError):
 
 
 class UpdateRefused(FedelError):
-    """``reason`` is one of a small set of words, fit for a metric label: ``shape``, ``not_finite``, ..."""
+    """``reason`` is one of a small set of words that can be a metric label: ``shape``, ``not_finite``, ..."""
 
     exit_code = 6
 

@@ -1,4 +1,4 @@
-"""Logs of every process, servers and agents alike: one JSON object a line, or plain text for people."""
+"""Logging for servers and agents: one JSON object per line, or plain text for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; ``extra={"run": ..., "round": ..., "client": ...}`` become fields of it."""
+    """One JSON object per line; ``extra={"run": ..., "round": ..., "client": ...}`` become fields of it."""
 
     _PLAIN = frozenset(vars(logging.makeLogRecord({})))
 

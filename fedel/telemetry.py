@@ -1,6 +1,6 @@
-"""Every metric FedEL exports, declared here once. Each class takes a registry, so that tests bring their own.
+"""Every metric that FedEL exports. Each class takes a registry, so that tests can pass their own.
 
-Agents sit behind routers and cannot be scraped: what they know reaches Prometheus through the coordinator.
+Agents are usually behind routers and cannot be scraped, so the coordinator exports what they report.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from fedel import __version__
 from fedel.records import ClientRecord, RoundRecord
 
 MAX_CLIENTS = 1000
-"""Clients with a time series of their own; beyond them the histograms by device type speak alone."""
+"""At most this many clients of a run get their own time series; the histograms cover all clients."""
 MAX_TENSORS = 1000
 PHASES = ("wait", "download", "train", "upload", "fold", "commit", "evaluate")
 OVER_BUDGET_RATIO = 0.2
-"""A round that took a client longer than T_th by more than this counts as over budget."""
+"""A client whose training took longer than T_th by more than this share is over budget."""
 UPLOAD_OUTCOMES = ("accepted", "duplicate", "refused", "broken")
 MESSAGE_REFUSALS = ("superseded", "unknown_run", "join", "done")
-"""What a coordinator does not take: a client's second session, another model, a report of another's task."""
+"""Why a coordinator refuses a message: a second session, a wrong model, a report of another's task."""
 ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token")
-"""Why a call is not let in: no identity, a certificate that is good no more, no right, another's name."""
+"""Why a call is refused: no identity, an expired or revoked certificate, a missing right, a wrong name."""
 REFUSALS = (
     *("checksum", "conflict", "digest", "disk", "dtype", "duplicate", "early", "header", "idle", "late"),
     *("missing", "not_finite", "range", "sealed", "shape", "size", "starting", "steps", "superseded"),
     *("unknown_run", "unknown_tensor", "unknown_version", "weight"),
 )
-"""Every reason of ``UpdateRefused``. Counters start at 0 for each: Prometheus sees no increase in a first 1."""
+"""Every reason of ``UpdateRefused``. Counters start at 0: ``increase()`` misses one that appears as 1."""
 
 _LATENCY = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DEVIATION = (-0.75, -0.5, -0.25, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
 
 
 def build_info(registry: CollectorRegistry, service: str) -> None:
-    """Which version of which service this is."""
+    """Version information of a service."""
     info = Info("fedel_build", "Version of FedEL and of Python", registry=registry)
     info.info({"version": __version__, "service": service, "python": platform.python_version()})
 
 
 class AccessMetrics:
-    """Who was not let in, and until when others will talk to us; the same at every server."""
+    """Refused calls and the expiry of the server's certificate; the same for every server."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.refused = Counter(
-            "fedel_calls_refused_total", "Calls not let in, by reason", ["reason"], registry=registry
+            "fedel_calls_refused_total", "Calls refused, by reason", ["reason"], registry=registry
         )
         for reason in ACCESS_REFUSALS:
             self.refused.labels(reason)
@@ -59,7 +59,7 @@ class AccessMetrics:
 
 
 class CoordinatorMetrics:
-    """What the coordinator knows of rounds and of clients."""
+    """What the coordinator knows about rounds and clients."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -76,39 +76,51 @@ class CoordinatorMetrics:
             registry=registry,
         )
         self.round_last_latency = gauge(
-            "fedel_round_last_latency_seconds", "The same, of the last round", "run"
+            "fedel_round_last_latency_seconds",
+            "Seconds from the first task of the last round to its new model",
+            "run",
         )
         self.round_phase = gauge(
             "fedel_round_phase_seconds",
-            "Seconds of a phase in the last round; of phases on devices, the longest",
+            "Seconds of a phase in the last round; for phases on devices, the longest of all clients",
             "run",
             "phase",
         )
         self.rounds = counter("fedel_rounds_total", "Rounds closed, by outcome", "run", "outcome")
-        self.round_number = gauge("fedel_round_number", "The open round, from 0", "run")
+        self.round_number = gauge("fedel_round_number", "Number of the open round, counted from 0", "run")
         self.round_started = gauge(
             "fedel_round_opened_timestamp_seconds",
-            "Unix time at which the open round was opened; 0 if none",
+            "Unix time at which the open round was opened; 0 if no round is open",
             "run",
         )
-        self.round_deadline = gauge("fedel_round_deadline_seconds", "Seconds after which it may close", "run")
-        self.run_active = gauge("fedel_run_active", "1 while rounds go on", "run")
+        self.round_deadline = gauge(
+            "fedel_round_deadline_seconds",
+            "Seconds after which the open round may close without all clients",
+            "run",
+        )
+        self.run_active = gauge(
+            "fedel_run_active",
+            "1 while the run is running or stopping; 0 while it waits, is paused or has ended",
+            "run",
+        )
         self.budget = gauge("fedel_budget_seconds", "T_th of one training step", "run")
 
         self.deviation = Histogram(
             "fedel_budget_deviation_ratio",
-            "Training time over T_th, minus one, of every client and round",
+            "Training time divided by T_th, minus one, of every client and round",
             ["run", "device_type"],
             buckets=_DEVIATION,
             registry=registry,
         )
         per_client = ("run", "client")
         self.client_deviation = gauge(
-            "fedel_client_budget_deviation_ratio", "Training time over T_th, minus one, last round", *per_client
+            "fedel_client_budget_deviation_ratio",
+            "Training time divided by T_th, minus one, in the last round",
+            *per_client,
         )
         self.client_over_budget = gauge(
             "fedel_client_over_budget_rounds",
-            "Rounds in a row that took the client over 1.2 T_th, since the coordinator started",
+            "Rounds in a row in which the client took more than 1.2 T_th, since the coordinator started",
             *per_client,
         )
         self.client_planned = gauge(
@@ -116,13 +128,21 @@ class CoordinatorMetrics:
         )
         self.client_measured = gauge("fedel_client_train_seconds", "Training seconds measured", *per_client)
         self.client_front = gauge(
-            "fedel_client_window_front_block", "Deep edge of the window; 0 if there is none", *per_client
+            "fedel_client_window_front_block",
+            "Last block of the window (its deep edge); 0 if there is no window",
+            *per_client,
         )
         self.client_end = gauge(
-            "fedel_client_window_end_block", "Shallow edge of the window; 0 if there is none", *per_client
+            "fedel_client_window_end_block",
+            "First block of the window (its shallow edge); 0 if there is no window",
+            *per_client,
         )
-        self.client_resets = gauge("fedel_client_window_resets", "Times the window started again", *per_client)
-        self.client_selected = gauge("fedel_client_selected_tensors", "Tensors trained last round", *per_client)
+        self.client_resets = gauge(
+            "fedel_client_window_resets", "How often the window started again at the input", *per_client
+        )
+        self.client_selected = gauge(
+            "fedel_client_selected_tensors", "Tensors trained in the last round", *per_client
+        )
         self.client_memory = gauge("fedel_client_peak_memory_bytes", "Peak memory while training", *per_client)
         self.client_power = gauge(
             "fedel_client_power_watts", "Mean power while training, if known", *per_client
@@ -135,35 +155,46 @@ class CoordinatorMetrics:
         )
         self.client_seen = gauge(
             "fedel_client_last_seen_timestamp_seconds",
-            "Unix time at which the client was last heard",
+            "Unix time of the last message from the client",
             *per_client,
         )
-        self.bytes_up = counter("fedel_client_upload_bytes_total", "Bytes clients sent", *per_client)
-        self.bytes_down = counter("fedel_client_download_bytes_total", "Bytes clients received", *per_client)
+        self.bytes_up = counter("fedel_client_upload_bytes_total", "Bytes that the client sent", *per_client)
+        self.bytes_down = counter(
+            "fedel_client_download_bytes_total", "Bytes that the client received", *per_client
+        )
         self.bytes_sent = counter(
-            "fedel_bytes_sent_total", "Bytes that travelled, of every client", "run", "direction"
+            "fedel_bytes_sent_total", "Bytes sent in each direction, all clients together", "run", "direction"
         )
         self.bytes_saved = counter(
-            "fedel_bytes_saved_total", "Bytes that did not travel, against the full model", "run", "direction"
+            "fedel_bytes_saved_total",
+            "Bytes saved in each direction compared with sending the full model",
+            "run",
+            "direction",
         )
 
         self.coverage = gauge(
-            "fedel_tensor_clients", "Clients that trained the tensor last round", "run", "tensor"
+            "fedel_tensor_clients", "Clients that trained the tensor in the last round", "run", "tensor"
         )
         self.untrained = gauge(
-            "fedel_tensor_untrained_rounds", "Rounds since anybody trained the tensor", "run", "tensor"
+            "fedel_tensor_untrained_rounds", "Rounds since any client trained the tensor", "run", "tensor"
         )
         self.accuracy = gauge("fedel_model_accuracy_ratio", "Test accuracy of the newest tested model", "run")
         self.test_loss = gauge("fedel_model_test_loss", "Test loss of the newest tested model", "run")
         self.train_loss = gauge("fedel_model_train_loss", "Mean training loss of the last round", "run")
         self.bias = gauge(
-            "fedel_round_bias_o1", "O1 of the last round: bias from training unequal parts", "run"
+            "fedel_round_bias_o1",
+            "O1 of the last round: bias because clients train different parts of the model",
+            "run",
         )
-        self.diverged = gauge("fedel_model_not_finite", "1 if the last round's loss is NaN or infinite", "run")
+        self.diverged = gauge(
+            "fedel_model_not_finite", "1 if the training loss of the last round is NaN or infinite", "run"
+        )
         self.sessions = gauge("fedel_sessions", "Agents with an open session")
         self.heartbeats = counter("fedel_heartbeats_total", "Heartbeats received")
-        self.tasks_failed = counter("fedel_tasks_failed_total", "Tasks an agent could not finish", "run")
-        self.refused = counter("fedel_messages_refused_total", "Agents' messages refused, by reason", "reason")
+        self.tasks_failed = counter("fedel_tasks_failed_total", "Tasks that an agent could not finish", "run")
+        self.refused = counter(
+            "fedel_messages_refused_total", "Messages of agents that were refused, by reason", "reason"
+        )
         for reason in MESSAGE_REFUSALS:
             self.refused.labels(reason)
         self._by_run: list[MetricWrapperBase] = [
@@ -174,20 +205,20 @@ class CoordinatorMetrics:
         self._labelled: dict[str, set[str]] = {}
 
     def labelled(self, run: str, client: str) -> bool:
-        """Whether the client has time series of its own; the first thousand of a run do."""
+        """Whether the client has its own time series; the first thousand clients of a run do."""
         known = self._labelled.setdefault(run, set())
         if client not in known and len(known) < MAX_CLIENTS:
             known.add(client)
         return client in known
 
     def forget(self, run: str) -> None:
-        """Drop every time series of a run: it is over, and the coordinator may live for years."""
+        """Remove every time series of an ended run: the coordinator may run for years."""
         self._labelled.pop(run, None)
         for metric in self._by_run:
             metric.remove_by_labels({"run": run})
 
     def observe_round(self, run: str, record: RoundRecord, model_bytes: int) -> None:
-        """Take over one line of ``rounds.jsonl``."""
+        """Update the metrics from one line of ``rounds.jsonl``."""
         self.round_latency.labels(run).observe(record.latency_seconds)
         self.round_last_latency.labels(run).set(record.latency_seconds)
         self.rounds.labels(run, "closed" if record.num_updates >= record.num_tasks else "partial").inc()
@@ -195,7 +226,7 @@ class CoordinatorMetrics:
         self.bias.labels(run).set(record.o1)
         for phase, seconds in record.phases.items():
             self.round_phase.labels(run, phase).set(seconds)
-        # A line that was read back holds null where the loss was NaN.
+        # A line that was read from a file has null where the loss was NaN.
         loss = math.nan if record.loss is None else record.loss
         finite = math.isfinite(loss)
         if finite:
@@ -245,7 +276,7 @@ class CoordinatorMetrics:
 
 
 class AggregatorMetrics:
-    """What the aggregator knows of updates and of the model."""
+    """What the aggregator knows about updates and the model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -261,43 +292,45 @@ class AggregatorMetrics:
         self.download_bytes = counter("fedel_download_bytes_total", "Bytes of models sent")
         self.folding = Histogram(
             "fedel_fold_seconds",
-            "Seconds to fold one update",
+            "Seconds to fold one update (to add it to the mean)",
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
             registry=registry,
         )
         self.committing = Histogram(
             "fedel_commit_seconds",
-            "Seconds to make and write a new version",
+            "Seconds to compute and write a new model version",
             buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 30),
             registry=registry,
         )
-        self.version = Gauge("fedel_model_version", "Newest version of the model", ["run"], registry=registry)
-        self.permits = Gauge("fedel_upload_permits_in_use", "Uploads under way", registry=registry)
-        self.waiting = Gauge("fedel_uploads_waiting", "Uploads that wait for a permit", registry=registry)
+        self.version = Gauge("fedel_model_version", "Newest model version", ["run"], registry=registry)
+        self.permits = Gauge("fedel_upload_permits_in_use", "Uploads in progress", registry=registry)
+        self.waiting = Gauge("fedel_uploads_waiting", "Uploads waiting for a permit", registry=registry)
         self.disk_free = Gauge(
-            "fedel_disk_free_bytes", "Room left where models and journals lie", registry=registry
+            "fedel_disk_free_bytes", "Free bytes on the file system with models and journals", registry=registry
         )
-        self.disk_size = Gauge("fedel_disk_size_bytes", "Size of that file system", registry=registry)
+        self.disk_size = Gauge(
+            "fedel_disk_size_bytes", "Size of the file system with models and journals", registry=registry
+        )
 
 
 class AgentMetrics:
-    """What an agent shows on its own port, for a device that can be scraped."""
+    """What an agent exports on its own port, for devices that can be scraped."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.tasks = Counter("fedel_agent_tasks_total", "Tasks, by outcome", ["outcome"], registry=registry)
         self.connected = Gauge("fedel_agent_connected", "1 while a session is open", registry=registry)
         self.train_seconds = Gauge(
-            "fedel_agent_train_seconds", "Training seconds, last task", registry=registry
+            "fedel_agent_train_seconds", "Training seconds of the last task", registry=registry
         )
         self.deviation = Gauge(
             "fedel_agent_budget_deviation_ratio",
-            "Training time over T_th, minus one, last task",
+            "Training time of the last task divided by T_th, minus one",
             registry=registry,
         )
         self.reconnects = Counter("fedel_agent_reconnects_total", "Sessions that broke", registry=registry)
 
     def observe(self, train_seconds: float, budget_seconds: float) -> None:
-        """Take over one task that is done."""
+        """Update the metrics from one finished task."""
         self.train_seconds.set(train_seconds)
         if train_seconds and budget_seconds:
             self.deviation.set(train_seconds / budget_seconds - 1)

@@ -1,4 +1,4 @@
-"""``python -m grafana.build``: write the dashboards of ``boards/``, one module each, as JSON.
+"""``python -m grafana.build`` writes the dashboards of ``boards/``, one module each, as JSON.
 
 The JSON is committed; a test fails if it differs from what the code makes.
 """
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "dashboards"
 
 
 def boards() -> dict[str, dict[str, Any]]:
-    """Every dashboard, by the name of its file."""
+    """All dashboards, by file name."""
     modules = (overview, latency, deviation, windows, tensors, traffic, energy, services)
     made = [module.board() for module in modules]
     return {f"{board['uid']}.json": board for board in made}

@@ -1,6 +1,6 @@
-"""The few kinds of panel that the dashboards are made of, and how they are laid out.
+"""The kinds of panels that the dashboards use, and their layout.
 
-Colours come from Grafana's palette by name, which it adapts to the dark and the light theme.
+Colours are names from Grafana's palette, which adapts to the dark and the light theme.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 Json = dict[str, Any]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SCHEMA_VERSION = 39
-"""Of Grafana 11; a newer Grafana migrates it when it loads it."""
+"""Schema of Grafana 11; a newer Grafana migrates a dashboard when it loads it."""
 COLUMNS = 24
 
 GOOD_IS_LOW = (("green", None), ("yellow", 0.1), ("red", 0.2))
-"""Of a deviation from T_th: above 20 % counts as over budget."""
+"""Colours of a deviation from T_th: above 20 % is over budget."""
 DEVIATION = (("blue", None), ("green", -0.5), ("yellow", 0.1), ("red", 0.2))
-"""The same, and blue for clients that leave half of their budget unused."""
+"""The same, with blue for clients that leave half of their budget unused."""
 PLAIN = (("blue", None),)
 
 
 def query(expr: str, legend: str = "", instant: bool = False, buckets: bool = False) -> Json:
-    """One expression; ``buckets`` of a histogram keep their bounds, for a heat map."""
+    """One expression; with ``buckets`` a histogram keeps its bounds, for a heat map."""
     return {
         "datasource": SOURCE,
         "expr": expr,
@@ -68,7 +68,7 @@ def stat(
     decimals: int | None = None,
     width: int = 3,
 ) -> Json:
-    """One number, large, with its recent past behind it."""
+    """One large number, with its recent values in the background."""
     options = {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "orientation": "auto",
@@ -96,8 +96,8 @@ def lines(
     soft_high: float | None = None,
     size: tuple[int, int] = (12, 8),
 ) -> Json:
-    """Values over time. They hold from one round to the next, so they are drawn as steps; ``steps`` are lines
-    to compare with."""
+    """Values over time, drawn as steps, because they stay the same from one round to the next. ``steps`` are
+    lines to compare with."""
     options = {
         "legend": {"showLegend": True, "displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull"]},
         "tooltip": {"mode": "multi", "sort": "desc"},
@@ -122,7 +122,7 @@ def lines(
 
 
 def band(title: str, unit: str, about: str, lower: Json, upper: Json, repeat: str, low: float) -> Json:
-    """The room between two lines, filled; one panel for each value of a variable."""
+    """The area between two lines, filled; one panel for each value of a variable."""
     panel = lines(title, unit, about, lower, upper, low=low, size=(8, 6))
     panel["fieldConfig"]["defaults"]["custom"]["fillOpacity"] = 0
     panel["fieldConfig"]["overrides"] = [
@@ -153,7 +153,7 @@ def grid(
     high: float | None = None,
     size: tuple[int, int] = (COLUMNS, 12),
 ) -> Json:
-    """A heat map with a row for each series, such as a client: coloured by thresholds, or else by a scale."""
+    """A heat map with one row per series, such as a client, coloured by thresholds or by a scale."""
     options = {
         "showValue": "auto",
         "rowHeight": 0.9,
@@ -170,7 +170,7 @@ def grid(
 
 
 def histogram(title: str, unit: str, about: str, expr: str, size: tuple[int, int] = (12, 9)) -> Json:
-    """A heat map of a histogram's buckets; the unit is that of the buckets' bounds."""
+    """A heat map of the buckets of a histogram; the unit is that of the bucket bounds."""
     options = {
         "calculate": False,
         "cellGap": 1,
@@ -204,7 +204,7 @@ def bars(
     high: float | None = None,
     size: tuple[int, int] = (12, 10),
 ) -> Json:
-    """The newest value of each series, as bars under each other."""
+    """The newest value of each series, as a list of bars."""
     options = {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "orientation": "horizontal",
@@ -224,7 +224,7 @@ def bars(
 
 
 def variable(name: str, label: str, values: str, several: bool = False) -> Json:
-    """A choice above the dashboard, filled by Prometheus; of several, all are chosen at first."""
+    """A selection list at the top, filled by Prometheus; if several can be selected, all are at first."""
     made: Json = {
         "name": name,
         "label": label,
@@ -250,7 +250,7 @@ CLIENT = variable(
 def dashboard(
     uid: str, title: str, about: str, panels: Sequence[Json], variables: Sequence[Json] = (RUN,)
 ) -> Json:
-    """Panels in reading order: a row is filled before the next begins."""
+    """Places panels in reading order: fills a row before it starts the next."""
     x = y = row_height = 0
     for number, panel in enumerate(panels, start=1):
         place = panel["gridPos"]
@@ -283,7 +283,7 @@ def dashboard(
 
 
 def _links() -> Json:
-    """To the other dashboards, keeping run and time."""
+    """Links to the other dashboards that keep the selected run and time."""
     return {
         "type": "dashboards",
         "title": "FedEL",

@@ -1,4 +1,4 @@
-"""Data sets in their official formats, fetching and checking them, and splitting them among clients."""
+"""Reads data sets in their official formats, downloads and checks them, and splits them among clients."""
 
 from fedel.data.dataset import Dataset, Split
 from fedel.data.load import from_arrays, load_data

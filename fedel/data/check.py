@@ -1,4 +1,4 @@
-"""Is a data set on disk what it should be: checksums against the manifest, then everything counted."""
+"""Checks a data set on disk: compares checksums with the manifest, then counts all samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedel.errors import DataError
 class Health:
     name: str
     path: str
-    source: str = "put here by hand, checksums not verified"
+    source: str = "copied here by hand, checksums not verified"
     remark: str = ""
     num_files: int = 0
     """Files whose checksum was verified."""
@@ -26,12 +26,12 @@ class Health:
     sample_shape: tuple[int, ...] = ()
     num_users: int = 0
     per_class: Mapping[str, tuple[int, int]] | None = None
-    """Class -> training and test samples; None for text, and where files are damaged."""
+    """Class -> training and test samples; None for text and if files are damaged."""
     problems: tuple[str, ...] = ()
 
 
 def check(name: str, root: Path) -> Health:
-    """What is there and what is wrong with it; a data set that is not there at all is a DataError."""
+    """What is on disk and what is wrong with it; a missing data set is a DataError."""
     known, folder = entry(name), root / name
     if known.package:
         folder = Path(known.package)
@@ -63,5 +63,5 @@ def _file_problem(path: Path, recorded: Mapping[str, Any]) -> str:
     if not path.exists():
         return f"{path}: missing"
     if path.stat().st_size != recorded["bytes"]:
-        return f"{path}: {path.stat().st_size:,} bytes where {recorded['bytes']:,} were recorded"
-    return "" if sha256(path) == recorded["sha256"] else f"{path}: content has changed since it was fetched"
+        return f"{path}: {path.stat().st_size:,} bytes, but {recorded['bytes']:,} were recorded"
+    return "" if sha256(path) == recorded["sha256"] else f"{path}: content has changed since the download"

@@ -1,6 +1,6 @@
-"""From what a registry or an archive holds to the official layout of a data set on disk.
+"""Converts the content of a registry package or an archive to the official layout of a data set.
 
-Each function takes an unpacked directory and fills an empty one; what it does not recognise is a DataError.
+Each function reads an unpacked directory and fills an empty one; unknown content is a DataError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedel.errors import DataError
 from fedel.types import Array
 
 Converter = Callable[[Path, Path], str]
-"""(unpacked directory, empty directory to fill) -> a remark for the manifest, mostly empty."""
+"""(unpacked directory, empty directory to fill) -> a remark for the manifest, usually empty."""
 CIFAR10_FILES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
 IDX_FILES = (
     "train-images-idx3-ubyte",
@@ -36,20 +36,20 @@ IDX_FILES = (
 )
 FOREIGN_CLOTHES = (
     "not the official split: this package mixes training and test images and about 8 % of its images are in "
-    "neither; the last 1,000 of each class are taken for testing"
+    "neither; the last 1,000 of each class are used for testing"
 )
 
 
 def find(place: Path, pattern: str) -> Path:
-    """The first file of that name anywhere below ``place``."""
+    """The first file with that name anywhere below ``place``."""
     found = min(place.rglob(pattern), key=lambda p: (len(p.parts), p.as_posix()), default=None)
     if found is None:
-        raise DataError(f"{place}: holds no {pattern}; is it another data set, or cut short?")
+        raise DataError(f"{place}: contains no {pattern}; is it another data set, or incomplete?")
     return found
 
 
 def cifar10(place: Path, out: Path) -> str:
-    """The official python batches as they are, or made from images of 10,000 rows of one picture each."""
+    """Copy the official Python batches, or make them from images with 10,000 rows of one picture each."""
     target = out / "cifar-10-batches-py"
     target.mkdir()
     official = next(place.rglob("data_batch_1"), None)
@@ -63,7 +63,7 @@ def cifar10(place: Path, out: Path) -> str:
     for name, y in zip(CIFAR10_FILES, labels, strict=True):
         pixels = _cifar_png(find(place, f"{name}.png"))
         batch = {"batch_label": name, "labels": y, "data": pixels}
-        # Protocol 2, the official one, would swell the pixels by half when written from Python 3.
+        # Protocol 2, which the official files use, would make the pixels half as large again from Python 3.
         (target / name).write_bytes(pickle.dumps(batch, protocol=3))
     return ""
 
@@ -116,11 +116,11 @@ def tiny_imagenet(place: Path, out: Path) -> str:
 
 
 def speech_commands(place: Path, out: Path) -> str:
-    """Folders of wav (any archive of the official layout), or one ready ``.npz``."""
+    """Folders of wav files (any archive with the official layout), or one ready-made ``.npz``."""
     ready = next(place.rglob("*.npz"), None)
     if ready is not None:
         shutil.copyfile(ready, out / ready.name)
-        return "ready log-mel images, no sound"
+        return "ready-made log-mel images, no sound"
     _copy_tree(find(place, "*_nohash_*.wav").parent.parent, out)
     return ""
 
@@ -133,7 +133,7 @@ def fsdd(place: Path, out: Path) -> str:
 
 def spoken_digits(place: Path, out: Path) -> str:
     shutil.copyfile(find(place, "digits.npz"), out / "digits.npz")
-    return "13 MFCCs a frame; speakers are not named"
+    return "13 MFCCs per frame; speakers are not named"
 
 
 def _copy_tree(source: Path, out: Path) -> None:
@@ -145,7 +145,7 @@ def _copy_tree(source: Path, out: Path) -> None:
 
 
 def sotu(place: Path, out: Path) -> str:
-    """Speeches in the order they were given, one president one user."""
+    """Speeches in the order in which they were given; each president is one user."""
     files = sorted(find(place, "1*_*.json").parent.glob("[12]*_*.json"))
     records = (json.loads(f.read_text(encoding="utf-8")) for f in files)
     _write_users(out, [(str(r["name"]), str(r["text"])) for r in records])
@@ -153,11 +153,11 @@ def sotu(place: Path, out: Path) -> str:
 
 
 def mail(place: Path, out: Path) -> str:
-    """Wanted mail only; authors under a pseudonym; only what they wrote themselves."""
+    """Only mail that is not spam, only the authors' own words; authors get a pseudonym."""
     groups = ("easy-ham-1", "easy-ham-2", "hard-ham-1")
     files = [f for group in groups for f in sorted((place / "package" / "data" / group).glob("*.json"))]
     if not files:
-        raise DataError(f"{place}: holds no package/data/*-ham-*/*.json; is it the spam-assassin package?")
+        raise DataError(f"{place}: contains no package/data/*-ham-*/*.json; is it the spam-assassin package?")
     rows = [_mail_row(json.loads(f.read_text(encoding="utf-8"))["text"]) for f in files]
     _write_users(out, [row for row in rows if row is not None])
     return "authors are named by a hash of their address"
@@ -173,7 +173,7 @@ def _mail_row(raw: str) -> tuple[str, str] | None:
 
 
 def _plain_body(raw: str) -> str:
-    """The text part, decoded; mail of that time is often not quite well formed."""
+    """The decoded text part; mail of that time is often not well formed."""
     message = email.message_from_string(raw, EmailMessage, policy=email.policy.compat32)
     for part in message.walk():
         if part.get_content_type() == "text/plain":
@@ -203,7 +203,7 @@ def own_words(body: str) -> str:
 
 
 def users(place: Path, out: Path) -> str:
-    """The user's own per-user text: one ``.txt`` a user, or a ``.jsonl`` / ``.tsv`` of author and text."""
+    """Your own text by user: one ``.txt`` per user, or a ``.jsonl`` / ``.tsv`` of author and text."""
     table = next((p for suffix in ("jsonl", "tsv") for p in listed(place, f"*.{suffix}")), None)
     if table is not None:
         shutil.copyfile(table, out / f"users{table.suffix}")
@@ -221,7 +221,7 @@ def _write_users(out: Path, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def _write_vocabulary(out: Path) -> None:
-    """Fixed once, so that every device numbers words alike."""
+    """Written once, so that every device uses the same word numbers."""
     if not (out / VOCABULARY).exists():
         texts = read_users(out).values()
         Words.build(text for text in texts if len(text.split()) >= MIN_WORDS).save(out / VOCABULARY)

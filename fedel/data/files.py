@@ -1,4 +1,4 @@
-"""Files and directories of data: where they are cached, checksums, safe unpacking, whole-or-nothing writing."""
+"""Data files: where they are cached, checksums, safe unpacking, and directories written completely or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedel.types import Array
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Where data sets live: ``root``, else ``$FEDEL_DATA``, else ``~/.cache/fedel/data``."""
+    """Directory of data sets: ``root``, else ``$FEDEL_DATA``, else ``~/.cache/fedel/data``."""
     chosen = root or os.environ.get("FEDEL_DATA") or "~/.cache/fedel/data"
     return Path(chosen).expanduser()
 
@@ -35,12 +35,12 @@ def sha256(path: Path) -> str:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Entries in an order that does not depend on the file system; hidden ones left out."""
+    """Entries in an order that does not depend on the file system, without hidden ones."""
     return sorted((p for p in folder.glob(pattern) if not p.name.startswith(".")), key=lambda p: p.as_posix())
 
 
 def first_with(folder: Path, name: str) -> Path:
-    """``folder``, or the one directory in it, that holds ``name``: archives often wrap everything in one."""
+    """``folder``, or the directory in it, that contains ``name``: archives often have one outer directory."""
     for place in (folder, *(p for p in listed(folder) if p.is_dir())):
         if (place / name).exists():
             return place
@@ -49,7 +49,7 @@ def first_with(folder: Path, name: str) -> Path:
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A temporary directory that takes the place of ``target`` only if the block ends well."""
+    """A temporary directory that replaces ``target`` only if the block succeeds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -67,7 +67,7 @@ def whole_directory(target: Path) -> Iterator[Path]:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpack a tar (any compression) or zip; a member that would land outside ``target`` is refused."""
+    """Unpack a tar (any compression) or zip; a member with a path outside ``target`` is refused."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as pack:
@@ -82,7 +82,7 @@ def unpack(archive: Path, target: Path) -> None:
                         _write_member(tar, member, target)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, lzma.LZMAError) as problem:
         raise DataError(
-            f"{archive}: cannot be unpacked ({problem}); damaged, cut short or no archive: fetch it again"
+            f"{archive}: cannot be unpacked ({problem}); damaged, incomplete or not an archive: get it again"
         ) from problem
 
 
@@ -93,7 +93,7 @@ def _inside(archive: Path, target: Path, name: str) -> None:
 
 
 def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Only plain files and directories, with our own permissions: links and devices are left out."""
+    """Only plain files and directories, with our own permissions; links and devices are skipped."""
     place = target / member.name
     if member.isdir():
         place.mkdir(parents=True, exist_ok=True)
@@ -108,10 +108,10 @@ def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -
 def decoded(
     folder: Path, key: str, files: list[Path], build: Callable[[], Mapping[str, Array]]
 ) -> Mapping[str, Array]:
-    """Arrays made from many small files, kept beside them so that the next process need not decode again.
+    """Arrays made from many small files, cached next to them so that the next process need not decode again.
 
-    The copy is used as long as names and sizes of the files are the same; a folder that cannot be written
-    to only costs the decoding.
+    The cache is used as long as names and sizes of the files are the same; without write access to the
+    folder, each process decodes again.
     """
     listing = "\n".join(f"{p.relative_to(folder).as_posix()} {p.stat().st_size}" for p in files)
     state = hashlib.sha256(listing.encode()).hexdigest()[:16]

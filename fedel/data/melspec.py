@@ -1,4 +1,4 @@
-"""Log-mel images of sound in numpy alone, by the recipe of FedScale's speech benchmark.
+"""Log-mel images of sound in plain numpy, by the recipe of FedScale's speech benchmark.
 
 STFT with a Hann window, centred frames and reflected ends; 32 Slaney mel bands of the power; decibels below
 the loudest point, at most 80. One second at 16 kHz becomes 32 x 32.
@@ -18,7 +18,7 @@ HOP = 512
 NUM_MELS = 32
 TOP_DB = 80.0
 _LINEAR_HZ, _LINEAR_MELS = 1000.0, 15.0
-"""Slaney's scale is linear up to 1 kHz, which is mel 15, and logarithmic above."""
+"""Slaney's scale is linear up to 1 kHz (mel 15) and logarithmic above."""
 _LOG_STEP = np.log(6.4) / 27.0
 
 
@@ -51,7 +51,7 @@ def _hann() -> Array:
 
 @lru_cache(maxsize=4)
 def mel_filters(rate: int = RATE, num_mels: int = NUM_MELS) -> Array:
-    """Triangles (mel, bins) of unit area in Hz, from 0 to half the sampling rate."""
+    """Triangular filters (mel, bins) with unit area in Hz, from 0 to half the sampling rate."""
     edges = _mel_to_hz(np.linspace(0.0, _hz_to_mel(rate / 2), num_mels + 2))
     bins = np.linspace(0.0, rate / 2, NUM_FFT // 2 + 1)
     rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]

@@ -1,7 +1,7 @@
-"""Splitting a training set among clients (paper, section 5.1): label-Dirichlet, by natural user, iid.
+"""Splits a training set among clients (paper, section 5.1): Dirichlet over labels, by natural user, or iid.
 
-Everything is drawn from one seeded generator in a fixed order, so every machine makes the same split; a saved
-split carries a digest, because a later numpy may draw other numbers.
+Everything is drawn from one seeded generator in a fixed order, so every machine makes the same split. A saved
+split has a digest, because another numpy version may draw other numbers.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from fedel.seeds import generator
 from fedel.types import Array
 
 Partition = list[Array]
-"""Sorted sample indices of each client; disjoint."""
+"""Sorted sample indices of each client; no sample belongs to two clients."""
 METHODS = ("dirichlet", "dirichlet-equal", "user", "iid")
 
 
 @dataclass(frozen=True)
 class PartitionConfig:
     method: str = "dirichlet"
-    """``dirichlet``, ``dirichlet-equal`` (clients of one size), ``user`` or ``iid``."""
+    """``dirichlet``, ``dirichlet-equal`` (clients of equal size), ``user`` or ``iid``."""
     num_clients: int = 10
     alpha: float = 0.1
-    """Concentration; small is uneven."""
+    """Concentration of the Dirichlet distribution; a small value gives uneven parts."""
     balance: bool = True
-    """A client that holds its even share gets nothing of further classes."""
+    """A client that already holds 1/N of the samples is skipped for the remaining classes."""
     min_size: int = 10
-    """Draw again until the smallest client holds this many samples."""
+    """Draw again until the smallest client has at least this many samples."""
 
 
 def split(data: Dataset, config: PartitionConfig, seed: int) -> Partition:
@@ -46,7 +46,7 @@ def split(data: Dataset, config: PartitionConfig, seed: int) -> Partition:
     if config.method == "user":
         if data.train.users is None:
             raise DataError(
-                f"{data.name} does not say whose its samples are; use the method `dirichlet` or `iid`"
+                f"{data.name} does not say whose samples they are; use the method `dirichlet` or `iid`"
             )
         return by_user(data.train.users, clients, seed)
     if config.method == "iid":
@@ -68,7 +68,7 @@ def dirichlet(
     balance: bool = True,
     max_tries: int = 1000,
 ) -> Partition:
-    """Each class is dealt out in shares drawn from Dir(alpha), all again until no client is too small."""
+    """Each class is split in shares drawn from Dir(alpha); repeated until no client is too small."""
     _check(len(labels), num_clients, alpha, min_size)
     rng = generator(seed, "partition", "dirichlet")
     best = 0
@@ -103,7 +103,7 @@ def _deal(labels: Array, num_clients: int, alpha: float, balance: bool, rng: np.
 
 
 def dirichlet_equal(labels: Array, num_clients: int, alpha: float, seed: int) -> Partition:
-    """Each client draws class probabilities from Dir(alpha) and gets an even share of the samples, to one.
+    """Each client draws class probabilities from Dir(alpha); all get equally many samples, give or take 1.
 
     A class that is used up is left out of the later draws, so the last clients follow their probabilities
     less closely than the first.
@@ -122,7 +122,7 @@ def dirichlet_equal(labels: Array, num_clients: int, alpha: float, seed: int) ->
 
 
 def _draw_counts(left: Array, size: int, shares: Array, rng: np.random.Generator) -> Array:
-    """How many of each class: multinomial, what a class lacks is drawn again from the others."""
+    """Samples per class: multinomial; what one class lacks is drawn from the other classes."""
     wanted = np.zeros_like(left)
     while (missing := size - int(wanted.sum())) > 0:
         open_shares = np.where(wanted < left, shares, 0.0)
@@ -139,11 +139,11 @@ def iid(num_samples: int, num_clients: int, seed: int) -> Partition:
 
 
 def by_user(users: Array, num_clients: int, seed: int) -> Partition:
-    """Natural users dealt out whole to clients, in random order, as evenly as they come."""
+    """Whole natural users are given to clients in random order, as evenly as possible."""
     names = np.unique(users)
     if not 0 < num_clients <= len(names):
         raise DataError(
-            f"partition: {num_clients} clients but {len(names)} users; ask for 1 to {len(names)} clients"
+            f"partition: {num_clients} clients but {len(names)} users; use 1 to {len(names)} clients"
         )
     order = generator(seed, "partition", "user").permutation(names)
     return [np.flatnonzero(np.isin(users, group)) for group in np.array_split(order, num_clients)]
@@ -160,8 +160,8 @@ def _check(num_samples: int, num_clients: int, alpha: float, min_size: int) -> N
         raise DataError(f"partition: alpha is {alpha:g}; it must be positive (0.1 is uneven, 100 nearly iid)")
     if num_clients * max(1, min_size) > num_samples:
         raise DataError(
-            f"partition: {num_clients} clients of at least {max(1, min_size)} samples need more than the "
-            f"{num_samples} there are; ask for fewer clients or a lower min_size"
+            f"partition: {num_clients} clients with at least {max(1, min_size)} samples need more than the "
+            f"{num_samples} available samples; use fewer clients or a lower min_size"
         )
 
 
@@ -175,13 +175,13 @@ def digest(parts: Sequence[Array]) -> str:
 
 
 def save(path: Path, parts: Sequence[Array], data: str = "") -> None:
-    """One JSON file: the digest and every client's indices."""
+    """Write one JSON file with the digest and the indices of every client."""
     record = {"data": data, "digest": digest(parts), "clients": [part.tolist() for part in parts]}
     write_atomic(path, json.dumps(record, separators=(",", ":")) + "\n")
 
 
 def load(path: Path) -> Partition:
-    """A saved split; damage of any kind is a DataError."""
+    """Read a saved split; any damage is a DataError."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         parts = [np.array(part, np.int64) for part in record["clients"]]
@@ -190,6 +190,6 @@ def load(path: Path) -> Partition:
         raise DataError(f"{path}: not a saved split ({problem!r}); make it again") from problem
     if digest(parts) != expected:
         raise DataError(
-            f"{path}: the indices do not match their digest {expected}; it was changed, make it again"
+            f"{path}: the indices do not match their digest {expected}; the file was changed, make it again"
         )
     return parts

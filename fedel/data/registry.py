@@ -1,4 +1,4 @@
-"""The data sets FedEL knows: where each comes from, how it is laid out, how many samples it must hold."""
+"""The data sets that FedEL knows: source, layout and expected number of samples."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Entry:
     """(directory, **options) -> the data set."""
     convert: convert.Converter
     packs: tuple[Pack, ...] = ()
-    """Tried in turn; none means that the user must bring the data with ``--from``."""
+    """Tried in this order; if empty, the user must provide the data with ``--from``."""
     bring: str = ""
-    """What ``--from`` takes."""
+    """What ``--from`` accepts."""
     counts: tuple[int, int] | None = None
-    """Training and test samples of the whole set; None where it depends on what was brought."""
+    """Training and test samples of the complete set; None if it depends on the user's data."""
     per_class: tuple[int, int] | None = None
     audit: Callable[[Path], list[str]] = lambda _: []
-    """Problems of single files that loading does not notice: files with too few samples."""
+    """Problems of single files that loading does not find: files with too few samples."""
     package: str = ""
     """Python package that the data set comes with: there is nothing to get, and no directory."""
     pins: Mapping[str, str] = field(default_factory=dict)
-    """File name -> sha256, for files that must be exactly these if they are there."""
+    """File name -> sha256 of files that must have this exact content if they exist."""
 
     @property
     def source(self) -> str:
@@ -243,7 +243,7 @@ def per_class(data: Dataset) -> dict[str, tuple[int, int]]:
 
 
 def count_problems(known: Entry, data: Dataset) -> list[str]:
-    """Where the numbers of samples are not those of the whole data set."""
+    """Differences between the sample counts found and those of the complete data set."""
     problems = []
     found = (len(data.train), len(data.test))
     if known.counts and found != known.counts:

@@ -1,4 +1,4 @@
-"""Reads the pickles CIFAR-10 comes in without ever running code from them."""
+"""Reads the pickle files of CIFAR-10 without ever running code from them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from fedel.errors import DataError
 
 _RECONSTRUCT = np.zeros(0).__reduce__()[0]
-"""numpy's maker of empty arrays; its module has moved between versions, so it is not imported by name."""
+"""numpy's constructor of empty arrays; its module differs between versions, so it is not imported by name."""
 
 
 def _dtype(code: str | bytes, *_: object) -> np.dtype[Any]:
-    """``numpy.dtype`` for numbers only, and without the flags that new versions of numpy warn of."""
+    """``numpy.dtype`` for numbers only, without the flags that new numpy versions warn about."""
     kind = np.dtype(code.decode("ascii") if isinstance(code, bytes) else code)
     if kind.kind not in "biuf":
         raise pickle.UnpicklingError(f"arrays of dtype {kind} are not allowed")
@@ -23,7 +23,7 @@ def _dtype(code: str | bytes, *_: object) -> np.dtype[Any]:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes in the old pickle protocols."""
+    """The way Python 3 writes bytes in the old pickle protocols."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"encoding {encoding!r} is not allowed")
     return text.encode("latin1")
@@ -43,11 +43,11 @@ class _NumbersOnly(pickle.Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed") from None
+            raise pickle.UnpicklingError(f"it uses {module}.{name}, which is not allowed") from None
 
 
 def load_numbers(path: Path) -> dict[bytes, Any]:
-    """The dictionary of arrays, lists and byte strings in a pickle; anything else in it is a DataError."""
+    """Read a dictionary of arrays, lists and byte strings from a pickle; anything else is a DataError."""
     try:
         with path.open("rb") as file:
             content = _NumbersOnly(file, encoding="bytes").load()
@@ -61,10 +61,10 @@ def load_numbers(path: Path) -> dict[bytes, Any]:
         AttributeError,
     ) as problem:
         raise DataError(
-            f"{path}: not a readable batch of numbers ({problem}); fetch the file again"
+            f"{path}: not a readable batch of numbers ({problem}); download the file again"
         ) from problem
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem.strerror})") from problem
     if not isinstance(content, dict):
-        raise DataError(f"{path}: holds a {type(content).__name__}, expected a dictionary of arrays")
+        raise DataError(f"{path}: contains a {type(content).__name__}, expected a dictionary of arrays")
     return {k.encode() if isinstance(k, str) else k: v for k, v in content.items()}

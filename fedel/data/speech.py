@@ -1,6 +1,6 @@
-"""Spoken words: Google Speech Commands (wav folders or ready log-mel) and the Free Spoken Digit Dataset.
+"""Spoken words: Google Speech Commands (wav folders or ready-made log-mel) and the Free Spoken Digit Dataset.
 
-The training set leaves the official validation clips out; the test set is the official one.
+The official validation clips are not in the training set; the test set is the official one.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ TRAIN, VALIDATION, TEST = 0, 1, 2
 DIGIT_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 FSDD_RATE = 8_000
 _HASH_RANGE = 2**27 - 1
-"""The README's most files a class; the hash of a speaker is taken modulo one more."""
+"""Maximum files per class in the official README; the hash of a speaker is taken modulo this plus one."""
 
 
 def speech_commands(
     folder: Path, *, waves: bool = False, augment: bool = True, normalise: bool = True
 ) -> Dataset:
-    """Folders of wav, one a word, in ``folder`` or one directory deeper; or a ready log-mel ``.npz``.
+    """One folder of wav files per word, in ``folder`` or one directory deeper; or a ready log-mel ``.npz``.
 
-    With ``waves`` the sound itself is kept (32 kB a clip) and augmented as sound, else as log-mel images.
-    Without ``normalise`` images are decibels, -80 to 0, as in FedScale's benchmark.
+    With ``waves`` the sound itself is kept (32 kB per clip) and augmented as sound, else as log-mel images.
+    Without ``normalise`` the images are in decibels, -80 to 0, as in FedScale's benchmark.
     """
     ready = listed(folder, "*.npz") if folder.is_dir() else [folder]
     if ready:
         if waves:
             raise DataError(
-                f"{ready[0]}: holds no sound, only log-mel; set waves = false or get the wav archive"
+                f"{ready[0]}: contains no sound, only log-mel; set waves = false or get the wav archive"
             )
         return ready_log_mel(ready[0], augment=augment, normalise=normalise)
     place = _words_folder(folder)
@@ -65,7 +65,7 @@ def _words_folder(folder: Path) -> Path:
 
 
 def official_split(place: Path, names: Sequence[str]) -> Array:
-    """0 training, 1 validation, 2 test: by the official lists if they are there, else by the README's hash."""
+    """0 training, 1 validation, 2 test: by the official lists if they exist, else by the README's hash."""
     lists = [place / "validation_list.txt", place / "testing_list.txt"]
     if all(p.exists() for p in lists):
         validation, testing = (set(p.read_text(encoding="utf-8").split()) for p in lists)
@@ -74,7 +74,7 @@ def official_split(place: Path, names: Sequence[str]) -> Array:
 
 
 def hashed_part(name: str, validation_percent: float = 10.0, test_percent: float = 10.0) -> int:
-    """The part a clip belongs to by its speaker, so that a speaker is never in two parts.
+    """The part that a clip belongs to. It depends on the speaker, so a speaker is never in two parts.
 
     >>> hashed_part("bed/00176480_nohash_0.wav") == hashed_part("zero/00176480_nohash_3.wav")
     True
@@ -152,7 +152,7 @@ def _assemble(
 
 
 def _images(x: Array, augment: bool, normalise: bool) -> LogMel:
-    """How bytes become input: with the deviation of ``x`` as the unit, or in decibels."""
+    """How bytes become model input: in units of the standard deviation of ``x``, or in decibels."""
     mean, std = measure(x) if normalise else ((1.0,), (1.0 / TOP_DB,))
     return LogMel(mean, std, shift=8 if augment else 0)
 
@@ -164,9 +164,9 @@ def _part(x: Array, y: Array, users: Array | None, chosen: Array) -> Split:
 def ready_log_mel(path: Path, *, augment: bool = True, normalise: bool = True) -> Dataset:
     """An ``.npz`` with ``x`` (N, 32, 32) uint8, ``y``, ``words``, ``speaker`` and ``split`` (0, 1, 2).
 
-    The bytes of the known file are a fixed scale of power, about 2.5 a decibel with 0 dB at 194, in HTK bands
-    over windows of 512 samples: other features than those made from wav files here, so do not mix the two.
-    Without ``normalise`` its bytes 0 to 255 are spread over -80 to 0 like ours, so a decibel counts 0.8.
+    The bytes of the known file are a fixed scale of power, about 2.5 per decibel with 0 dB at 194, in HTK bands
+    over windows of 512 samples. The images that we make from wav files are different, so do not mix the two.
+    Without ``normalise`` the bytes 0 to 255 are mapped to -80 to 0 like ours, so a decibel counts as 0.8.
     """
     arrays = read_npz(path, ("x", "y", "words", "speaker", "split"))
     x, y, parts = arrays["x"], arrays["y"], arrays["split"]
@@ -185,7 +185,7 @@ def ready_log_mel(path: Path, *, augment: bool = True, normalise: bool = True) -
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, Array]:
-    """Arrays of an ``.npz``, never unpickling."""
+    """Read arrays from an ``.npz`` without unpickling."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = [k for k in keys if k not in archive.files]
@@ -197,7 +197,7 @@ def read_npz(path: Path, keys: Sequence[str]) -> dict[str, Array]:
 
 
 def spoken_digits_mfcc(folder: Path, *, num_frames: int = 32, augment: bool = True) -> Dataset:
-    """FSDD as 13 MFCCs a frame, cut or padded to ``num_frames``; no speakers, each tenth is a test clip."""
+    """FSDD as 13 MFCCs per frame, cut or padded to ``num_frames``; no speakers; every tenth is a test clip."""
     arrays = read_npz(folder / "digits.npz", ("X", "y", "lengths"))
     lengths = arrays["lengths"]
     if lengths.sum() != len(arrays["X"]) or len(lengths) != len(arrays["y"]):

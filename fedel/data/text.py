@@ -21,7 +21,7 @@ from fedel.data.transforms import MaskedTokens
 from fedel.errors import DataError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""The order of ALBERT's own vocabulary."""
+"""In the order of ALBERT's vocabulary."""
 UNK, CLS, SEP, MASK = 1, 2, 3, 4
 VOCABULARY = "vocabulary.txt"
 MIN_WORDS = 20
@@ -50,18 +50,18 @@ class Words:
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int = 30_000) -> Words:
-        """The most frequent words, ``size`` with the special tokens; ties in alphabetical order."""
+        """The most frequent words, ``size`` including the special tokens; ties in alphabetical order."""
         counts = Counter(word for text in texts for word in split_words(text))
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return cls((*SPECIAL, *ranked[: size - len(SPECIAL)]))
 
     @classmethod
     def load(cls, path: Path, size: int = 30_000) -> Words:
-        """The first ``size`` of a file that ``save`` wrote, the special tokens with them."""
+        """The first ``size`` entries of a file that ``save`` wrote, including the special tokens."""
         pieces = tuple(path.read_text(encoding="utf-8").split("\n")[:-1][:size])
         if pieces[: len(SPECIAL)] != SPECIAL:
             raise DataError(
-                f"{path}: does not begin with {' '.join(SPECIAL)}; delete it, it will be built again"
+                f"{path}: does not begin with {' '.join(SPECIAL)}; delete the file, it will be made again"
             )
         return cls(pieces)
 
@@ -70,7 +70,7 @@ class Words:
 
 
 class Pieces:
-    """A local ALBERT sentence-piece model: a directory with ``spiece.model``, or the file."""
+    """A local ALBERT sentence-piece model: a directory with ``spiece.model``, or the file itself."""
 
     def __init__(self, path: Path) -> None:
         file = path / "spiece.model" if path.is_dir() else path
@@ -109,10 +109,10 @@ def user_text(
     vocab_size: int = 30_000,
     test_share: float = 0.1,
 ) -> Dataset:
-    """A directory of one ``.txt`` a user, or a ``.jsonl`` / ``.tsv`` of author and text.
+    """A directory with one ``.txt`` per user, or a ``.jsonl`` / ``.tsv`` of author and text.
 
     Users with fewer than 20 words are dropped. The last ``test_share`` of the blocks of every user with ten
-    or more is the test set. The vocabulary is the head of ``vocabulary.txt`` beside the text if it is there.
+    or more is the test set. The vocabulary is the start of ``vocabulary.txt`` next to the text, if it exists.
     """
     texts = {user: text for user, text in read_users(path).items() if len(text.split()) >= MIN_WORDS}
     if not texts:
@@ -147,7 +147,9 @@ def _blocks_dataset(
         test.append(blocks[count - held_out :])
         names.append(user)
     if not sum(map(len, test)):
-        raise DataError(f"{path}: no user has ten blocks of {body} tokens to test on; give more text a user")
+        raise DataError(
+            f"{path}: no user has ten blocks of {body} tokens to test on; provide more text per user"
+        )
     parts = []
     for blocks_of in (train, test):
         x = np.concatenate(blocks_of)
@@ -157,10 +159,10 @@ def _blocks_dataset(
 
 
 def read_users(path: Path) -> dict[str, str]:
-    """User -> all of that user's text, in the order it stands."""
+    """User -> all text of that user, in its original order."""
     if not path.exists():
         raise DataError(
-            f"{path}: missing; give a directory of one file a user, or a .jsonl / .tsv of author and text"
+            f"{path}: missing; give a directory with one file per user, or a .jsonl / .tsv of author and text"
         )
     if path.is_dir():
         table = next((path / f for f in ("users.jsonl", "users.tsv") if (path / f).exists()), None)

@@ -1,7 +1,7 @@
-"""From stored arrays to a model's input: normalise always, augment when training (paper, section 5.1).
+"""Converts stored arrays to model input: always normalise, augment in training (paper, section 5.1).
 
-All work on whole batches at once, and draw from the generator in a fixed order, so a batch is the same on
-every machine.
+Each works on a whole batch and draws from the generator in a fixed order, so a batch is the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedel.types import Array
 
 
 def normalise(x: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
-    """``(x - mean) / std`` a channel in float32; uint8 counts as 0 to 1."""
+    """``(x - mean) / std`` per channel in float32; uint8 is scaled to 0..1 first."""
     unit = 255.0 if x.dtype == np.uint8 else 1.0
     shape = (1, -1) + (1,) * (x.ndim - 2)
     centre = np.asarray(mean or (0.0,), np.float32).reshape(shape)
@@ -28,7 +28,7 @@ def normalise(x: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Arra
 
 
 def measure(x: Array, num_samples: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation a channel, of at most ``num_samples`` samples spread over ``x``."""
+    """Mean and standard deviation per channel, from at most ``num_samples`` samples spread over ``x``."""
     some = x[:: max(1, len(x) // num_samples)].astype(np.float64)
     if x.dtype == np.uint8:
         some /= 255.0
@@ -39,12 +39,12 @@ def measure(x: Array, num_samples: int = 2000) -> tuple[tuple[float, ...], tuple
 
 @dataclass(frozen=True)
 class Images:
-    """Images (N, C, H, W); in training a random crop of the padded image, and a flip of every other one."""
+    """Images (N, C, H, W); in training a random crop of the padded image, flipped with probability 1/2."""
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     padding: int = 0
-    """Pixels of black added on each side before the crop; 0 switches the crop off."""
+    """Black pixels added on each side before the crop; 0 switches the crop off."""
     flip: bool = False
 
     def __call__(self, x: Array, y: Array, rng: np.random.Generator | None) -> tuple[Array, Array]:
@@ -66,12 +66,12 @@ class Images:
 
 @dataclass(frozen=True)
 class LogMel:
-    """Log-mel images (N, 1, mel, frames), 0 the quietest; in training moved in time."""
+    """Log-mel images (N, 1, mel, frames), 0 is the quietest; in training they are shifted in time."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.25,)
     shift: int = 0
-    """Frames a training clip is moved at most, earlier or later; silence comes in."""
+    """Maximum shift of a training clip in frames, earlier or later; filled with silence."""
 
     def __call__(self, x: Array, y: Array, rng: np.random.Generator | None) -> tuple[Array, Array]:
         if rng is not None and self.shift:
@@ -80,7 +80,7 @@ class LogMel:
 
 
 def shift_frames(x: Array, steps: Array) -> Array:
-    """Move each sample of (N, ..., frames) later by its own number of frames, filling with zeros."""
+    """Shift each sample of (N, ..., frames) later by its own number of frames; filled with zeros."""
     frames = x.shape[-1]
     source = np.arange(frames) - steps[:, None]
     inside = (source >= 0) & (source < frames)
@@ -91,12 +91,12 @@ def shift_frames(x: Array, steps: Array) -> Array:
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Masked-LM corruption (N, length): of ``rate`` of the tokens 80 % are masked, 10 % random, 10 % kept."""
+    """Masked-LM targets (N, length): ``rate`` of the tokens, of which 80 % masked, 10 % random, 10 % kept."""
 
     vocab_size: int
     mask_id: int
     special_ids: tuple[int, ...]
-    """Tokens that are never corrupted nor drawn, such as [CLS] and [SEP]; these are the lowest ids."""
+    """Number of tokens with the lowest ids that are never changed or drawn, such as [CLS] and [SEP]."""
     rate: float = 0.15
     test_seed: int = 0
 
@@ -113,7 +113,7 @@ class MaskedTokens:
         return tokens, np.where(target, x, IGNORE)
 
     def _test_rng(self, row: Array) -> np.random.Generator:
-        """A block is corrupted alike in every batch and every run: its own tokens are the seed."""
+        """A block is changed in the same way in every batch and run: its tokens are the seed."""
         return generator(derive(self.test_seed, row.astype("<i8").tobytes().hex()))
 
     def _draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Array, Array, Array]:
@@ -123,7 +123,7 @@ class MaskedTokens:
 
 @dataclass(frozen=True)
 class Plain:
-    """Samples as they are: floats as float32, integers as int64 tokens."""
+    """Unchanged samples: floats as float32, integers as int64 tokens."""
 
     def __call__(self, x: Array, y: Array, _: np.random.Generator | None) -> tuple[Array, Array]:
         dtype = np.float32 if np.issubdtype(x.dtype, np.floating) else np.int64

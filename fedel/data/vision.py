@@ -50,13 +50,13 @@ def _cifar_batch(path: Path) -> tuple[Array, Array]:
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape != (len(labels), 3 * 32 * 32):
         raise DataError(
             f"{path}: `data` is {pixels.dtype} {pixels.shape} for {len(labels)} labels, expected uint8 "
-            f"({len(labels)}, 3072); fetch it again with `fedel data get cifar10`"
+            f"({len(labels)}, 3072); download it again with `fedel data get cifar10`"
         )
     return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, np.int64)
 
 
 def audit_cifar10(folder: Path) -> list[str]:
-    """Batches that do not hold 10,000 images."""
+    """Batches that do not contain 10,000 images."""
     place = first_with(folder, "data_batch_1")
     files = [*(place / f"data_batch_{n}" for n in range(1, 6)), place / "test_batch"]
     sizes = {file: len(_cifar_batch(file)[1]) for file in files}
@@ -96,21 +96,21 @@ def read_idx(path: Path) -> Array:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as problem:
         raise DataError(
-            f"{path}: cannot be read ({problem}); it is damaged or cut short, fetch it again"
+            f"{path}: cannot be read ({problem}); it is damaged or incomplete, download it again"
         ) from problem
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] != _IDX_UBYTE:
-        raise DataError(f"{path}: does not begin like an idx file of bytes; is it another format?")
+        raise DataError(f"{path}: does not start like an idx file of bytes; is it another format?")
     num_dims = raw[3]
     start = 4 + 4 * num_dims
     shape = tuple(int(n) for n in np.frombuffer(raw[4:start], ">u4"))
     expected = start + int(np.prod(shape))
     if len(raw) != expected:
-        raise DataError(f"{path}: {len(raw):,} bytes where its header promises {expected:,}; fetch it again")
+        raise DataError(f"{path}: {len(raw):,} bytes, but its header says {expected:,}; download it again")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
 def audit_idx(folder: Path) -> list[str]:
-    """Files that do not hold 60,000 or 10,000 entries."""
+    """Files that do not contain 60,000 or 10,000 entries."""
     problems = []
     for part, expected in (("train", 60_000), ("t10k", 10_000)):
         for what in ("images-idx3", "labels-idx1"):
@@ -130,12 +130,12 @@ def write_idx(path: Path, values: Array) -> None:
 def tiny_imagenet(folder: Path, *, augment: bool = True, size: int = 0) -> Dataset:
     """``train/<wnid>/images`` and ``val`` with ``val_annotations.txt``; any subset of the 200 classes.
 
-    ``size`` 32 or 16 gives smaller images, each pixel the mean of a square of the original's; 0 leaves them.
+    ``size`` 32 or 16 gives smaller images, each pixel the mean of a square of pixels; 0 keeps the size.
     """
     place = first_with(folder, "train")
     wnids = tuple(p.name for p in listed(place / "train") if p.is_dir())
     if not wnids:
-        raise DataError(f"{place / 'train'}: holds no class directories; is it Tiny ImageNet?")
+        raise DataError(f"{place / 'train'}: contains no class directories; is it Tiny ImageNet?")
     train_files = [p for wnid in wnids for p in listed(place / "train" / wnid / "images", "*.JPEG")]
     train_y = [wnids.index(p.parent.parent.name) for p in train_files]
     val_files, val_y = _tiny_val(place, wnids)
@@ -164,10 +164,10 @@ def _shrunk(name: str, pixels: Array, size: int) -> Array:
 
 
 def _tiny_val(place: Path, wnids: tuple[str, ...]) -> tuple[list[Path], list[int]]:
-    """The validation set is the test set: labels of the real test set are not public."""
+    """The validation set is used as test set: the labels of the real test set are not public."""
     notes = place / "val" / "val_annotations.txt"
     if not notes.exists():
-        raise DataError(f"{notes}: missing; the labels of the validation images are in it")
+        raise DataError(f"{notes}: missing; it contains the labels of the validation images")
     files, labels = [], []
     for number, line in enumerate(notes.read_text(encoding="utf-8").splitlines(), 1):
         fields = line.split("\t")
@@ -178,7 +178,7 @@ def _tiny_val(place: Path, wnids: tuple[str, ...]) -> tuple[list[Path], list[int
             labels.append(wnids.index(fields[1]))
     missing = next((f for f in files if not f.exists()), None)
     if missing:
-        raise DataError(f"{missing}: missing although {notes.name} names it; unpack the archive again")
+        raise DataError(f"{missing}: missing, but {notes.name} lists it; unpack the archive again")
     return files, labels
 
 
@@ -212,7 +212,7 @@ def _read_images(files: list[Path]) -> Array:
 
 
 def digits(folder: Path | None = None, *, augment: bool = False) -> Dataset:  # noqa: ARG001
-    """1,797 digits of 8 x 8 pixels that come with scikit-learn; every sixth is for testing."""
+    """1,797 digits of 8 x 8 pixels from scikit-learn; every sixth is for testing."""
     try:
         bunch = import_module("sklearn.datasets").load_digits()
     except ImportError as problem:

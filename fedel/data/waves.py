@@ -1,4 +1,4 @@
-"""Sound files, and waves turned into log-mel images while training, augmented as in FedScale's benchmark."""
+"""Reads sound files; turns waves into log-mel images in training, augmented as in FedScale's benchmark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedel.types import Array
 
 
 def read_wav(path: Path, expected_rate: int) -> Array:
-    """Samples of a 16-bit mono file as int16."""
+    """Read the samples of a 16-bit mono file as int16."""
     try:
         with wave.open(str(path), "rb") as file:
             rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
@@ -47,8 +47,8 @@ def upsample(samples: Array, factor: int) -> Array:
 class Waves:
     """Waves (N, samples) of int16 to log-mel images (N, 1, 32, 32) in decibels scaled by mean and std.
 
-    Each step of the augmentation happens to every other clip. Loudness alone would change nothing, decibels
-    being relative to the loudest point; it matters where noise is mixed in.
+    Each step of the augmentation is applied to a clip with probability 1/2. Loudness matters only if noise is
+    mixed in, because decibels are relative to the loudest point.
     """
 
     mean: float = 0.0
@@ -57,12 +57,12 @@ class Waves:
     shift: int = 8
     """Frames."""
     speed: float = 0.2
-    """Change of speed with the pitch, by resampling, at most; 0.2 is 20 % faster or slower."""
+    """Maximum change of speed and pitch by resampling; 0.2 is 20 % faster or slower."""
     stretch: float = 0.2
-    """Change of speed at the same pitch, by a phase vocoder, at most."""
+    """Maximum change of speed at the same pitch, by a phase vocoder."""
     noise_share: float = 0.45
     noise: Array = field(default_factory=lambda: np.zeros((0, RATE), np.int16), compare=False, repr=False)
-    """Background recordings, (M, samples) of int16, all of one length of at least a second."""
+    """Background recordings, (M, samples) of int16, all of the same length, at least one second."""
 
     def __call__(self, x: Array, y: Array, rng: np.random.Generator | None) -> tuple[Array, Array]:
         waves = x.astype(np.float64) / 32768.0
@@ -78,7 +78,7 @@ class Waves:
         rates = 1.0 + np.where(_half(count, rng), rng.uniform(-self.stretch, self.stretch, count), 0.0)
         steps = np.where(_half(count, rng), rng.integers(-self.shift, self.shift + 1, count), 0)
         num_frames = spectra.shape[2]
-        # Room for what a slower clip has more, until the shift has decided which frames are left.
+        # Extra room for the longer, slower clips, until the shift decides which frames remain.
         spectra = shift_frames(stretch(spectra, rates, num_frames + self.shift), steps)[..., :num_frames]
         if len(self.noise) == 0:
             return spectra
@@ -98,7 +98,7 @@ def _half(count: int, rng: np.random.Generator) -> Array:
 
 
 def change_speed(waves: Array, factors: Array) -> Array:
-    """Each wave played ``factor`` times as fast (the pitch moves too), linearly interpolated; then silence."""
+    """Each wave played ``factor`` times as fast (the pitch changes), linearly interpolated; then silence."""
     length = waves.shape[1]
     position = np.arange(length) * factors[:, None]
     before = np.minimum(position.astype(np.int64), length - 2)
@@ -109,7 +109,7 @@ def change_speed(waves: Array, factors: Array) -> Array:
 
 
 def stretch(spectra: Array, rates: Array, num_frames: int) -> Array:
-    """Spectra (N, bins, frames), each played ``rate`` times as fast at its own pitch (a phase vocoder), cut or
+    """Spectra (N, bins, frames), each played ``rate`` times as fast at the same pitch (a phase vocoder), cut or
     padded with silence to ``num_frames``."""
     frames = spectra.shape[2]
     out = np.zeros((*spectra.shape[:2], num_frames), spectra.dtype)
@@ -125,7 +125,7 @@ def stretch(spectra: Array, rates: Array, num_frames: int) -> Array:
 def _vocoder(spectrum: Array, position: Array) -> Array:
     """The spectrum (bins, frames) read at each position: loudness between its two frames, and a phase that
     turns from each position to the next as it does from frame to frame there."""
-    # Frames lie a hop apart before and after, so a turn needs no unwrapping: whole circles do not count.
+    # Frames are one hop apart before and after, so the phase needs no unwrapping: full turns do not matter.
     before = position.astype(np.int64)
     padded = np.pad(spectrum, ((0, 0), (0, 1)))
     first, second = padded[:, before], padded[:, before + 1]
@@ -137,6 +137,6 @@ def _vocoder(spectrum: Array, position: Array) -> Array:
 
 
 def _direction(numbers: Array) -> Array:
-    """Complex numbers of length 1; what has no length points to 1."""
+    """Complex numbers scaled to length 1; zero becomes 1."""
     length = np.abs(numbers)
     return np.where(length > 0, numbers, 1.0) / np.where(length > 0, length, 1.0)

@@ -1,1 +1,1 @@
-"""Every table and figure of the paper: the runs it needs, and what comes of them beside the paper's numbers."""
+"""The tables and figures of the paper: the runs that each needs, and our results next to the paper's."""

@@ -1,4 +1,4 @@
-"""How important each client would find each tensor of a run's final model (paper, section 3)."""
+"""The importance of each tensor of a run's final model, measured by each client (paper, section 3)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Importance = Mapping[str, float]
 @dataclass(frozen=True)
 class Probed:
     clients: Mapping[str, Importance]
-    """By client, by tensor in forward order."""
+    """Per client, per tensor in forward order."""
     together: Importance
-    """On everybody's data."""
+    """On the data of all clients."""
 
     @property
     def between_clients(self) -> float:
@@ -57,10 +57,10 @@ def correlation(a: Importance, b: Importance) -> float:
 
 
 def measured(run: PlannedRun, folder: Path) -> Probed:
-    """Probed once, and kept beside the run."""
+    """Measured once, and stored next to the run."""
     kept = folder / "importance.json"
     if not kept.exists():
-        # In a process of its own: once torch has computed gradients here, no worker could be forked off.
+        # In a separate process: after torch has computed gradients here, workers could not be forked any more.
         child = Child(lambda _: _probe(run, folder))
         try:
             child.ask(None)

@@ -1,6 +1,6 @@
 """Peak memory of a training step, measured on this machine for windows and selections that a run used.
 
-A process of its own, in which freed memory goes back to the system at once, so that a peak is what was in use.
+A separate process in which freed memory goes back to the system at once, so that the peak is what was in use.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fedel.experiments.outcomes import Outcome
 from fedel.files import write_atomic
 
 MOST_USED = 4
-"""Windows with their selections that are measured for each device type; there may be hundreds."""
+"""How many windows with their selections are measured per device type; a run can have hundreds."""
 _GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
 _START = "import sys; sys.path[:] = filter(None, sys.path); from fedel.experiments.memory import main; main()"
 """Removes the working directory, which ``-c`` puts first; it is searched last, as in this process."""
 NUM_STEPS = 2
-"""The second has the optimiser's state."""
+"""The second step includes the state of the optimiser."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is trained in a step, through the whole model where the window is empty."""
+    """What is trained in a step; an empty window means the whole model."""
 
     window: tuple[int, ...]
     selected: tuple[str, ...]
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Used:
-    """A step of a method on a device type, and in how many of its rounds it was taken."""
+    """A step of a method on a device type, and the number of rounds in which it was used."""
 
     method: str
     device: str
@@ -51,7 +51,7 @@ class Used:
 
 
 def used_steps(outcome: Outcome) -> list[Used]:
-    """The steps that each device type took most often."""
+    """The steps that each device type used most often."""
     counts: dict[str, Counter[Step]] = {}
     for record in outcome.report.rounds:
         for entry in record.clients:
@@ -65,9 +65,9 @@ def used_steps(outcome: Outcome) -> list[Used]:
 
 
 def measured(used: Sequence[Used], job: Mapping[str, Any], folder: Path) -> list[Used]:
-    """The steps with their peaks, all of them measured in one process; once, and then kept in ``folder``.
+    """The steps with their peaks. All are measured in one process, once, and then stored in ``folder``.
 
-    ``job`` is a simulation's: its model, data and local work count. It may be larger than one that was run.
+    ``job`` is the job of a simulation; its model, data and local work are used. It may be larger than the run.
     """
     steps = list(dict.fromkeys(u.step for u in used))
     workload = {key: job[key] for key in ("workload", "work", "seed")}
@@ -93,7 +93,9 @@ def _ask(question: str) -> list[int]:
         env={**os.environ, **_GIVE_BACK, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     if done.returncode:
-        raise ServiceError(f"measuring memory failed:\n{done.stderr.strip()}\nRun the experiment without it")
+        raise ServiceError(
+            f"measuring memory failed:\n{done.stderr.strip()}\nRun the experiment without `resources`"
+        )
     peaks: list[int] = json.loads(done.stdout.splitlines()[-1])
     return peaks
 
@@ -124,7 +126,8 @@ def main() -> None:
         before = _resident_bytes()
         return trainer.train(start, training).peak_memory_bytes - before + weights
 
-    peak_bytes((), [t.name for t in spec.weights])  # libraries load and compile what they need
+    # The first step does not count: libraries load and compile what they need.
+    peak_bytes((), [t.name for t in spec.weights])
     print(json.dumps([peak_bytes(**step) for step in question["steps"]]))
 
 

@@ -1,4 +1,4 @@
-"""Runs that are done, and the figures every experiment reads off them."""
+"""Finished runs, and the numbers that every experiment takes from them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedel.experiments.stats import Estimate, estimate
 from fedel.report import runs as reports
 
 SMOOTH = 4
-"""Accuracies are means of so many tests in a row: slow devices slide in step, and single tests jump."""
+"""Accuracies are means of this many tests in a row: slow devices slide together, and single tests jump."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that is done, or the part of it that is."""
+    """A finished run, or the finished part of a run."""
 
     plan: PlannedRun
     report: reports.StoredRun
@@ -37,7 +37,7 @@ class Outcome:
 
     @cached_property
     def curve(self) -> list[tuple[float, float]]:
-        """Virtual seconds and metric of every test, each the mean of it and the tests just before."""
+        """Virtual seconds and metric of every test; each is the mean of the test and those just before it."""
         tests = [
             (seconds, self._metric(record.accuracy, record.test_loss))
             for record, seconds in zip(self.report.rounds, self.report.seconds(), strict=True)
@@ -63,7 +63,7 @@ class Outcome:
         return max((value for _, value in self.curve), key=lambda value: self.sign * value)
 
     def seconds(self, scope: str = "") -> float:
-        """Virtual seconds of the whole run, on the clock that drove it or on another."""
+        """Virtual seconds of the whole run, on its own clock or on another one."""
         rounds = self.report.rounds
         return sum(r.clock_seconds[scope] if scope else r.latency_seconds for r in rounds)
 
@@ -73,12 +73,12 @@ class Outcome:
         return next(reached, math.inf)
 
     def at(self, seconds: float) -> float | None:
-        """The metric at a moment of the virtual clock."""
+        """The metric at a point in virtual time."""
         return next((value for s, value in reversed(self.curve) if s <= seconds * (1 + 1e-9)), None)
 
 
 class Outcomes:
-    """What is there of the runs of one experiment."""
+    """The existing runs of one experiment."""
 
     def __init__(self, scale: Scale, runs: Sequence[PlannedRun], place: Path) -> None:
         self.scale = scale
@@ -92,7 +92,7 @@ class Outcomes:
         self.tasks = list(dict.fromkeys(run.task for run in sorted(runs, key=_task_order(scale))))
 
     def of(self, task: str, label: str) -> list[Outcome]:
-        """The runs of a method, seed by seed."""
+        """The runs of a method, one per seed."""
         found = [o for o in self.found if (o.plan.task, o.plan.label) == (task, label)]
         return sorted(found, key=lambda outcome: outcome.plan.seed)
 
@@ -111,7 +111,7 @@ class Outcomes:
         return mean(map(figure, self.of(task, label)))
 
     def speedup(self, task: str, label: str, other: str = "fedavg") -> Estimate | None:
-        """How many times less virtual time than another method, for the same rounds."""
+        """How many times faster than another method in virtual time, for the same number of rounds."""
         return mean(b.seconds() / a.seconds() for a, b in self.pairs(task, label, other))
 
 

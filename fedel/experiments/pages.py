@@ -1,4 +1,4 @@
-"""The sections as a page that carries everything in it, and as Markdown."""
+"""Writes the sections as a self-contained page, and as Markdown."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _headline(report: Report) -> list[str]:
     done = f"{report.num_done} of {len(report.runs)} runs are done."
     return [
         report.scale.note,
-        done + ("" if report.num_done == len(report.runs) else " What is missing is named."),
+        done + ("" if report.num_done == len(report.runs) else " Missing runs are listed."),
     ]
 
 
 def _tally(report: Report) -> tuple[list[str], list[list[str]]]:
-    """How many claims of each section hold; the rest of the page is why."""
+    """How many claims of each section hold; the rest of the page shows why."""
     words = ("holds", "does not hold", "not known yet")
     counts = [
         (section.title, Counter(verdict.word for verdict in section.verdicts))
@@ -53,7 +53,7 @@ def _tally(report: Report) -> tuple[list[str], list[list[str]]]:
 
 def page(report: Report) -> str:
     style = files("fedel.report").joinpath("report.css").read_text(encoding="utf-8")
-    title = f"FedEL beside the paper, scale {report.scale.name}"
+    title = f"FedEL and the paper, scale {report.scale.name}"
     parts = [f"<h1>{title}</h1>", *(f"<p>{html.escape(line)}</p>" for line in _headline(report))]
     parts.append(_html_table(*_tally(report)))
     for section in report.sections:
@@ -98,10 +98,10 @@ def _verdicts(section: Section) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(report: Report, pictures: str) -> str:
-    lines = [f"# FedEL beside the paper, scale `{report.scale.name}`", ""]
+    lines = [f"# FedEL and the paper, scale `{report.scale.name}`", ""]
     lines += [
-        "Made by `fedel experiment`; how, and what the numbers mean: `docs/experiments.md`. What was looked "
-        "for where a claim does not hold: `docs/LOG.md`.",
+        "Made by `fedel experiment`; `docs/experiments.md` explains how, and what the numbers mean. "
+        "`docs/LOG.md` says what we found about claims that do not hold.",
         "",
         *(f"{line}\n" for line in _headline(report)),
         *_markdown_table(*_tally(report)),
@@ -126,7 +126,7 @@ def markdown(report: Report, pictures: str) -> str:
 
 
 def _run_rows(report: Report) -> list[list[str]]:
-    """Runs that differ in their seed alone share a row."""
+    """Runs that differ only in their seed share a row."""
     rows: dict[tuple[str, str, int], list[PlannedRun]] = {}
     for run in report.runs:
         rows.setdefault((run.task, run.label, run.num_rounds), []).append(run)

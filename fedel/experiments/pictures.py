@@ -1,4 +1,4 @@
-"""The pictures of the experiments, as SVG text, in the look of a run's own report."""
+"""The pictures of the experiments, as SVG text, in the same style as the report of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLOURS = plots.COLOURS
 
 
 def draw(picture: Callable[[Any], Any], width: float = 7.2, height: float = 3.6, **axes: Any) -> str:
-    """SVG of what ``picture`` draws into the axes it is given."""
+    """SVG of what ``picture`` draws into the given axes."""
 
     def figure(_: Sequence[StoredRun]) -> Figure:
         made = Figure(figsize=(width, height), layout="constrained")
@@ -27,7 +27,7 @@ def draw(picture: Callable[[Any], Any], width: float = 7.2, height: float = 3.6,
 
 
 def curves(methods: Mapping[str, Sequence[Outcome]], target: float | None = None) -> str:
-    """Metric against virtual time, a line a method: the mean over its seeds."""
+    """Metric over virtual time, one line per method: the mean over its seeds."""
 
     def picture(axes: Any) -> None:
         for i, (label, outcomes) in enumerate(methods.items()):
@@ -53,7 +53,7 @@ def curves(methods: Mapping[str, Sequence[Outcome]], target: float | None = None
 
 
 def mean_curve(outcomes: Sequence[Outcome]) -> tuple[list[float], list[float]]:
-    """Means over seeds, test by test, of time and metric."""
+    """Mean time and metric over seeds, for each test."""
     tests = list(zip(*(outcome.curve for outcome in outcomes), strict=False))
     count = len(outcomes)
     return [sum(s for s, _ in t) / count for t in tests], [sum(v for _, v in t) / count for t in tests]
@@ -88,7 +88,7 @@ def bars(groups: Mapping[str, Mapping[str, Estimate]], ylabel: str, line: float 
 
 
 def boxes(values: Mapping[str, Sequence[float]], ylabel: str) -> str:
-    """A box a method, over its seeds."""
+    """One box per method, over its seeds."""
 
     def picture(axes: Any) -> None:
         axes.boxplot(list(values.values()), tick_labels=list(values), medianprops={"color": COLOURS[1]})
@@ -114,7 +114,7 @@ def heat(rows: Mapping[str, Sequence[float]], xlabel: str, label: str) -> str:
 
 
 def selection(outcome: Outcome) -> str:
-    """Rounds against tensors for a client of each device type; the squares as one image, for size."""
+    """Rounds against tensors, one client per device type; all squares in one image, to keep it small."""
 
     def figure(runs: Sequence[StoredRun]) -> Figure:
         made = plots.selection_map(runs)

@@ -1,4 +1,4 @@
-"""From the name of an experiment to the runs it needs. Runs that are equal are one run, whoever needs them."""
+"""Lists the runs that an experiment needs. Equal runs are one run, even if several experiments need them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BUDGETS = (0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class Variant:
-    """A method with its options, and what else of the job it changes."""
+    """A method with its options, and other changes to the job."""
 
     label: str
     strategy: Mapping[str, Any]
     job: Mapping[str, Any] = field(default_factory=dict)
     longer: int = 1
-    """So many times the task's rounds, over which the learning rate falls as far."""
+    """Multiplies the rounds of the task; the learning rate ends at the same value."""
 
 
 def _plain(*names: str) -> tuple[Variant, ...]:
@@ -60,7 +60,7 @@ class Experiment:
     title: str
     variants: tuple[Variant, ...]
     tasks: tuple[str, ...] = ()
-    """Where the scale does not say; empty means all."""
+    """Used if the scale does not name any; empty means all."""
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -70,7 +70,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         (*_EVERY, Variant(LONGER, {"name": "fedel"}, longer=2)),
     ),
     "deviation": Experiment(
-        "Training time of a round against T_th (appendix C)",
+        "Training time of a round compared with T_th (appendix C)",
         (
             *_plain("fedavg", "fedel"),
             Variant("fedel, probe on top", {"name": "fedel", "probe_in_budget": False}),
@@ -92,13 +92,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "beta": Experiment("Local against global importance", (*_plain("fedavg"), *map(_beta, BETAS))),
     "budget": Experiment("Smaller budgets T_th", (*_plain("fedavg"), *map(_budget, BUDGETS))),
-    "window": Experiment("FedEL against FedEL-C", (*_plain("fedavg", "fedel"), _DISJOINT)),
+    "window": Experiment("FedEL compared with FedEL-C", (*_plain("fedavg", "fedel"), _DISJOINT)),
     "resources": Experiment("Memory and energy", _EVERY, ("cifar10",)),
-    "statistics": Experiment("FedEL against each method, seed by seed (appendix C)", _EVERY),
+    "statistics": Experiment("FedEL compared with each method, paired by seed (appendix C)", _EVERY),
     "selection": Experiment("Tensors selected over the rounds", _plain("fedel", "elastictrainer")),
     "importance": Experiment("Importance of tensors across clients", _plain("fedel"), ("cifar10",)),
     "devices": Experiment(
-        "Training time a round by device type", _plain("fedavg", "elastictrainer", "fedel"), ("cifar10",)
+        "Training time per round by device type", _plain("fedavg", "elastictrainer", "fedel"), ("cifar10",)
     ),
 }
 
@@ -112,11 +112,11 @@ class PlannedRun:
     task: str
     seed: int
     table: Mapping[str, Any]
-    """The effective job, every default written out."""
+    """The effective job, with every default written out."""
 
     @cached_property
     def name(self) -> str:
-        """Of its directory: for the eye, and for whatever else is set a hash."""
+        """Name of its directory: readable parts, and a hash of all other settings."""
         settings = json.dumps(self.table, sort_keys=True).encode()
         method = _method(self.table["strategy"])
         return f"{self.task}-{method}-{self.seed}-{hashlib.sha256(settings).hexdigest()[:8]}"
@@ -127,9 +127,9 @@ class PlannedRun:
 
 
 def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 0) -> list[PlannedRun]:
-    """The runs of an experiment, all methods with the first seed first.
+    """The runs of an experiment; first all methods with the first seed.
 
-    ``tasks`` leaves others out, ``seeds`` overrides how many the scale has.
+    ``tasks`` restricts the tasks, ``seeds`` overrides the number in the scale.
     """
     if experiment not in EXPERIMENTS:
         raise ConfigError(f"unknown experiment '{experiment}'; {nearest(experiment, EXPERIMENTS)}")
@@ -158,7 +158,7 @@ def _longer(job: Mapping[str, Any], times: int) -> Mapping[str, Any]:
 
 
 def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """Each run once, by the label that it has in the first experiment; those with the first seed first."""
+    """Each run once, with its label from the first experiment; those with the first seed come first."""
     found: dict[str, PlannedRun] = {}
     for run in runs:
         found.setdefault(run.name, run)
@@ -168,7 +168,7 @@ def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 def _effective(
     job: Mapping[str, Any], strategy: Mapping[str, Any], seed: int, scale: Scale, where: str
 ) -> dict[str, Any]:
-    """The job as it is stored: with the strategy's defaults too, so that a changed default is a new run."""
+    """The job as it is stored, with the strategy's defaults, so that a changed default gives a new run."""
     parsed = Job.parse({**job, "seed": seed, "strategy": _with_options(strategy, scale)}, where)
     table = parsed.table()
     table["strategy"] = describe(build(table["strategy"]))

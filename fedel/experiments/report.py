@@ -1,4 +1,4 @@
-"""From what is there to ``report.html``, ``results.md`` and ``results.json``; what is missing is named."""
+"""Writes ``report.html``, ``results.md`` and ``results.json`` from the existing runs; lists missing ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ANALYSES: Mapping[str, Callable[[Section, Outcomes, Mapping[str, Any]], None]] =
 def make(
     scale: Scale, wanted: Mapping[str, Sequence[PlannedRun]], place: Path, failed: Mapping[str, str]
 ) -> Report:
-    """Analyse everything that is there."""
+    """Analyse all existing runs."""
     paper = config.read(PAPER)
     sections = []
     for name, runs in wanted.items():
@@ -51,7 +51,7 @@ def make(
             try:
                 ANALYSES[name](section, outcomes, paper.get(name, {}))
             except FedelError as error:
-                section.notes.append(f"Not all of this could be analysed: {error}")
+                section.notes.append(f"This section is not complete: {error}")
         sections.append(section)
     runs = distinct(run for planned in wanted.values() for run in planned)
     return Report(scale, sections, runs, {run.name: runner.state(run, place) for run in runs}, failed)
@@ -65,7 +65,7 @@ def _grouped(runs: Sequence[PlannedRun]) -> list[str]:
 
 
 def write(report: Report, out: Path, markdown: Path | None = None) -> list[Path]:
-    """Write page, Markdown and figures as JSON into ``out``; if asked, the Markdown elsewhere too."""
+    """Write page, Markdown and numbers (JSON) into ``out``; optionally the Markdown to another place too."""
     page, data = out / "report.html", out / "results.json"
     write_atomic(page, pages.page(report).encode())
     write_atomic(data, (json.dumps(as_json(report), indent=1) + "\n").encode())
@@ -79,7 +79,7 @@ def write(report: Report, out: Path, markdown: Path | None = None) -> list[Path]
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """All figures, without the pictures; a number that is not finite is null."""
+    """All numbers, without the pictures; a number that is not finite is null."""
     sections = [
         {key: value for key, value in dataclasses.asdict(section).items() if key != "pictures"}
         for section in report.sections

@@ -1,4 +1,4 @@
-"""Does the runs that are missing, one at a time; reuses those that are there, goes on with those begun."""
+"""Does the missing runs, one at a time; reuses finished runs and continues those that were started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DONE, BEGUN, MISSING = "done", "begun", "missing"
 
 
 class Screen(Protocol):
-    """Where progress is shown."""
+    """Receives the progress."""
 
     def run_begins(self, run: PlannedRun, place: int, total: int) -> None: ...
 
@@ -32,7 +32,7 @@ class Screen(Protocol):
 
 @dataclass
 class Pace:
-    """Wall seconds a round, learnt from every round done, task by task; other tasks are a guess until then."""
+    """Wall seconds per round and task, learnt from finished rounds; a guess for tasks without any."""
 
     seen: dict[str, tuple[float, int]] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class Pace:
 
 
 def state(run: PlannedRun, out: Path) -> str:
-    """``done``, ``begun`` or ``missing``; raises ConfigError if another job's run has its name."""
+    """``done``, ``begun`` or ``missing``; raises ConfigError if the run of another job has its name."""
     folder = out / run.name
     RunFolder(folder).check(run.table, resume=True)
     if (folder / "result.json").exists():
@@ -66,9 +66,9 @@ def rounds_done(run: PlannedRun, out: Path) -> int:
 def do_missing(
     runs: Sequence[PlannedRun], out: Path, screen: Screen, *, executor: str = "processes", num_workers: int = 0
 ) -> dict[str, str]:
-    """Do all runs that are not done; returns by name what went wrong with those that could not be done.
+    """Do all runs that are not done; returns the errors of failed runs by name.
 
-    Every round is on disk before the next one, so that it may be interrupted at any moment.
+    Every round is on disk before the next one starts, so it can be interrupted at any time.
     """
     pace, failed, todo = Pace(), dict[str, str](), list[PlannedRun]()
     for run in runs:
@@ -83,7 +83,7 @@ def do_missing(
         try:
             with _alone(out / run.name) as alone:
                 if not alone:
-                    screen.run_ended(run, "another process is at it; left to that one")
+                    screen.run_ended(run, "skipped, because another process is working on it")
                     continue
                 result = _do(run, todo[place + 1 :], out, screen, pace, executor, num_workers)
         except FedelError as error:
@@ -104,7 +104,7 @@ def _do(
     num_workers: int,
 ) -> RunResult:
     folder = out / run.name
-    if state(run, out) == DONE:  # by another process, since we looked
+    if state(run, out) == DONE:  # by another process in the meantime
         return _stored(folder)
     waiting = [(other.task, other.num_rounds - rounds_done(other, out)) for other in later]
 
@@ -126,7 +126,7 @@ def _stored(folder: Path) -> RunResult:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Whether this process is the only one at the run; the lock goes with the process, however it ends."""
+    """Whether only this process works on the run; the lock is released when the process ends, in any way."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:

@@ -1,4 +1,4 @@
-"""A scale: how large the experiments are, as a TOML file says it (``scales/``, or one's own)."""
+"""A scale: the size of the experiments, from a TOML file (in ``scales/``, or your own)."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ METRICS = ("accuracy", "perplexity")
 
 @dataclass(frozen=True)
 class Task:
-    """A workload of the paper and the fleet that trains it."""
+    """A workload of the paper and its fleet."""
 
     title: str
     job: Mapping[str, Any]
-    """A simulation's job table, without seed and strategy."""
+    """The job of a simulation, without seed and strategy."""
     seeds: int = 1
-    """Runs of every method, with the seeds 1, 2, ..."""
+    """Number of runs per method, with the seeds 1, 2, ..."""
     metric: str = "accuracy"
-    """``accuracy``, or ``perplexity``: the exponential of the test loss."""
+    """``accuracy``, or ``perplexity``, which is the exponential of the test loss."""
     memory: Mapping[str, Any] = field(default_factory=dict)
-    """Laid over the job where memory is measured: a model too large to be trained here can be measured here."""
+    """Changes to the job when memory is measured: a model can be too large to train, but not to measure."""
     cuts: str = ""
     """What is smaller than in the paper, in plain words."""
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise ValueError(f"metric = {self.metric!r} is none of: {', '.join(METRICS)}")
+            raise ValueError(f"metric = {self.metric!r} is not one of: {', '.join(METRICS)}")
         if self.seeds < 1:
             raise ValueError(f"seeds = {self.seeds}: at least one run of every method is needed")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one experiment does otherwise than the tasks say."""
+    """What differs in one experiment from the settings of the tasks."""
 
     tasks: tuple[str, ...] = ()
-    """The tasks it is done on; empty leaves that to the experiment."""
+    """The tasks to use; empty means the default of the experiment."""
     seeds: int = 0
-    """0 takes those of the task."""
+    """Number of seeds; 0 means that of the task."""
     job: Mapping[str, Any] = field(default_factory=dict)
-    """Laid over the job of the task."""
+    """Changes to the job of the task."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ class Power:
 @dataclass(frozen=True)
 class Scale:
     note: str
-    """What it is for, and how far it is from the paper."""
+    """What the scale is for, and how it differs from the paper."""
     tasks: Mapping[str, Task]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options of a method, wherever it is used."""
+    """Options of a method, for all experiments."""
     experiments: Mapping[str, Setting] = field(default_factory=dict)
     power: Mapping[str, Power] = field(default_factory=dict)
-    """By device type."""
+    """Per device type."""
     power_source: str = ""
-    """Where the watts come from."""
+    """Source of the power values."""
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Scale:
 
 
 def load(name: str) -> Scale:
-    """The scale of that name, or in that TOML file."""
+    """Read the scale with that name, or from that TOML file."""
     path = Path(name) if name.endswith(".toml") else SCALES / f"{name}.toml"
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in SCALES.glob("*.toml")))
@@ -90,7 +90,7 @@ def load(name: str) -> Scale:
 
 
 def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with another one laid over it, section by section.
+    """A table with the values of another one on top, section by section.
 
     >>> overlaid({"work": {"lr": 0.1, "momentum": 0.9}}, {"work": {"lr": 0.2}, "seed": 1})
     {'work': {'lr': 0.2, 'momentum': 0.9}, 'seed': 1}

@@ -1,4 +1,4 @@
-"""What an experiment comes to: tables, verdicts and pictures, before they are a page."""
+"""The results of an experiment: tables, verdicts and pictures, before they become a page."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from fedel.experiments.stats import Estimate
 
 Row = Mapping[str, Any]
-"""By column: text, a number, an ``Estimate``, or None where nothing is known."""
+"""Per column: text, a number, an ``Estimate``, or None if unknown."""
 
 
 @dataclass(frozen=True)
 class Table:
     title: str
     columns: Mapping[str, int]
-    """Heading -> digits after the point."""
+    """Heading -> digits after the decimal point."""
     rows: list[Row]
     note: str = ""
 
@@ -26,11 +26,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of the paper, or what was asked of this reproduction, held against our numbers."""
+    """A claim of the paper, or a goal of this reproduction, compared with our numbers."""
 
     claim: str
     holds: bool | None
-    """None where the runs that would tell are missing."""
+    """None if the necessary runs are missing."""
     numbers: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""Means with 95 % confidence intervals, and paired comparisons, over seeds."""
+"""Means with 95 % confidence intervals and paired comparisons over seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, and half the width of its confidence interval where more than one value is there."""
+    """A mean, and half the width of its confidence interval if there is more than one value."""
 
     mean: float
     half: float | None
@@ -30,11 +30,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Paired:
-    """How much one method lies above another with the same seeds."""
+    """How much higher one method is than another, with the same seeds."""
 
     difference: Estimate
     p_value: float | None
-    """Two-sided; None where a single pair says nothing about chance."""
+    """Two-sided; None for a single pair, which says nothing about chance."""
     test: str
 
 
@@ -54,7 +54,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
-    """A paired t test; Wilcoxon's signed ranks from six pairs on, with fewer it cannot fall below 5 %."""
+    """A paired t test; from six pairs on Wilcoxon's signed ranks, whose p is never below 5 % with fewer."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     difference = estimate(differences)
     if len(differences) == 1:
@@ -69,7 +69,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
 
 
 def wilcoxon(differences: Sequence[float]) -> float:
-    """Exact two-sided p of the signed ranks; zeros are left out, equal sizes share their ranks.
+    """Exact two-sided p of the signed ranks; zeros are left out, equal values share their rank.
 
     >>> wilcoxon([1, 2, 3, 4, 5, 6])
     0.03125
@@ -88,7 +88,7 @@ def wilcoxon(differences: Sequence[float]) -> float:
 
 
 def t_cdf(t: float, freedom: int) -> float:
-    """Student's distribution with whole degrees of freedom: a finite sum.
+    """Student's distribution with an integer number of degrees of freedom: a finite sum.
 
     >>> round(t_cdf(4.303, 2), 4), round(t_cdf(2.228, 10), 4), t_cdf(0.0, 3)
     (0.975, 0.975, 0.5)

@@ -1,4 +1,4 @@
-"""Small made-up data for the scale ``ci``: nothing to download, learnt in seconds."""
+"""Small made-up data for the scale ``ci``: no download, learnt in seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_CLASSES = 4
 
 
 def images(channels: int = 3, num_train: int = 320, num_test: int = 80) -> tuple[Array, Array, Array, Array]:
-    """Pictures of 32 x 32: each class has a pattern, under noise."""
+    """Images of 32 x 32 pixels: each class has a pattern with noise."""
     rng = np.random.default_rng(5)
     patterns = rng.normal(size=(NUM_CLASSES, channels, 32, 32))
     y = rng.integers(0, NUM_CLASSES, num_train + num_test)
@@ -22,7 +22,7 @@ def images(channels: int = 3, num_train: int = 320, num_test: int = 80) -> tuple
 
 
 def text(num_users: int = 16, blocks_each: int = 6, block_size: int = 8) -> Dataset:
-    """Users who count upwards in words of their own, each from somewhere else."""
+    """Users who count upwards with their own words; each starts at another number."""
     rng = np.random.default_rng(5)
     words = tuple(f"w{n}" for n in range(12))
     first = len(SPECIAL)

@@ -1,4 +1,4 @@
-"""Every model is a list of blocks with an early exit after each."""
+"""Models: each is a list of blocks with an early exit after each block but the last."""
 
 from fedel.models.blocks import BlockModel
 from fedel.models.custom import as_block_model, load_model

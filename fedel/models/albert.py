@@ -1,7 +1,7 @@
-"""ALBERT for masked words (section 5.1; appendix C.5): one block a depth, with an exit after each.
+"""ALBERT for masked words (section 5.1; appendix C.5): one block per depth, with an exit after each.
 
 Mode ``frozen``: block b is pass b through the shared pretrained layer, and only its head trains. Mode
-``unshared``: the layer is copied, so that every depth has weights of its own.
+``unshared``: the layer is copied, so that every depth has its own weights.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def albert(
     """Token ids (N, L) -> logits (N, L, vocab_size).
 
     ``weights`` is a directory with a checkpoint in the format of ``transformers``, which then sets all
-    sizes; without it the start is random. ``tied`` decodes by the frozen word embedding.
+    sizes; without it the weights start at random. ``tied`` decodes with the frozen word embedding.
     """
     sizes = AlbertSizes(vocab_size, embedding_size, hidden_size, num_layers, num_heads, ffn_size, max_length)
     if weights is None:
@@ -98,7 +98,7 @@ def _head(sizes: AlbertSizes, bottleneck: int, tied_to: nn.Embedding | None = No
 
 
 def _quarters(depth: int) -> tuple[int, ...]:
-    """The depths DepthFL cuts at: ALBERT has no stages of its own.
+    """The depths at which DepthFL cuts: ALBERT itself has no stages.
 
     >>> _quarters(12), _quarters(3)
     ((3, 6, 9, 12), (1, 2, 3))
@@ -120,7 +120,7 @@ def _check(mode: str, tied: bool, bottleneck: int, sizes: AlbertSizes) -> None:
         )
     if sizes.hidden_size % sizes.num_heads:
         raise ModelError(
-            f"ALBERT's hidden size {sizes.hidden_size} cannot be shared out to {sizes.num_heads} heads;"
+            f"ALBERT's hidden size {sizes.hidden_size} cannot be divided among {sizes.num_heads} heads;"
             " make hidden_size a multiple of num_heads"
         )
 
@@ -136,7 +136,7 @@ def _pretrained(directory: Path) -> tuple[AlbertSizes, Embeddings, list[Layer]]:
     config = source.config
     if config.inner_group_num != 1 or config.hidden_act not in GELU:
         raise ModelError(
-            f"the checkpoint in '{directory}' has {config.inner_group_num} layers a group and the activation"
+            f"the checkpoint in '{directory}' has {config.inner_group_num} layers per group and the activation"
             f" {config.hidden_act}; use one with 1 layer and one of {', '.join(GELU)}"
         )
     sizes = AlbertSizes(
@@ -164,13 +164,13 @@ def _read(directory: Path) -> Any:
         source, info = reader.from_pretrained(directory, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(
-            f"the ALBERT checkpoint in '{directory}' cannot be read: {error}; copy it anew"
+            f"the ALBERT checkpoint in '{directory}' cannot be read: {error}; copy it again"
         ) from error
     missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler"))
     if missing:
         raise ModelError(
             f"the ALBERT checkpoint in '{directory}' lacks {len(missing)} tensors, first '{missing[0]}';"
-            " use a whole checkpoint of AlbertModel or AlbertForMaskedLM"
+            " use a complete checkpoint of AlbertModel or AlbertForMaskedLM"
         )
     return source
 
@@ -179,7 +179,7 @@ def _copy_embeddings(source: Any, sizes: AlbertSizes) -> Embeddings:
     embeddings, theirs = Embeddings(sizes), source.embeddings
     with torch.no_grad():
         embeddings.word.weight.copy_(theirs.word_embeddings.weight)
-        # Every text is one segment, so the segment's vector is a constant part of the positions.
+        # Every text is one segment, so the vector of the segment is a constant added to the positions.
         segment: Tensor = theirs.token_type_embeddings.weight[0]
         embeddings.position.weight.copy_(theirs.position_embeddings.weight + segment)
     embeddings.norm.load_state_dict(theirs.LayerNorm.state_dict())

@@ -1,4 +1,4 @@
-"""The parts of ALBERT (Lan et al., ICLR 2020) as plain layers, each projection a tensor of its own."""
+"""The parts of ALBERT (Lan et al., ICLR 2020) as plain layers; each projection has its own tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AlbertSizes:
     ffn_size: int = 3072
     max_length: int = 512
     gelu: str = "tanh"
-    """``tanh`` for its approximation, ``none`` for the exact one."""
+    """``tanh`` for the approximation, ``none`` for the exact GELU."""
 
 
 class Embeddings(nn.Module):
@@ -48,7 +48,7 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention and a feed-forward net, each with its residual and norm; no padding, so no mask."""
+    """Self-attention and a feed-forward network, each with residual and norm; no padding, so no mask."""
 
     def __init__(self, sizes: AlbertSizes) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Layer(nn.Module):
         return x.view(num, length, self.num_heads, features // self.num_heads).transpose(1, 2)
 
     def narrow_(self, width: float) -> Mapping[str, Where]:
-        """HeteroFL shrinks queries, keys and values inside each head, all else to its first features."""
+        """HeteroFL cuts queries, keys and values inside each head, and all else to its first features."""
         full, ffn = self.query.in_features, keep(self.ffn_in.out_features, width)
         per_head = full // self.num_heads
         inner = np.concatenate([h * per_head + np.arange(keep(per_head, width)) for h in range(self.num_heads)])
@@ -104,14 +104,14 @@ class Layer(nn.Module):
 
 
 class Frozen(nn.Sequential):
-    """A pass through the pretrained trunk, which no width and no training changes."""
+    """A pass through the pretrained trunk; neither the width nor training changes it."""
 
     def narrow_(self, width: float) -> Mapping[str, Where]:  # noqa: ARG002
         return {}
 
 
 class TiedDecoder(nn.Module):
-    """Scores of all words against the frozen embedding; only the bias is the decoder's own."""
+    """Scores of all words from the frozen embedding; the decoder itself only has a bias."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class TiedDecoder(nn.Module):
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
     def forward(self, x: Tensor) -> Tensor:
-        # A narrowed bottleneck is compared with the first features of the embedding.
+        # A narrowed bottleneck uses the first features of the embedding.
         return F.linear(x, self.weight[:, : x.shape[-1]], self.bias)
 
     def narrow_(self, width: float) -> Mapping[str, Where]:  # noqa: ARG002
@@ -141,7 +141,7 @@ class Head(nn.Sequential):
 
 
 def init_weights(module: nn.Module) -> None:
-    """ALBERT's own start: normal of deviation 0.02, biases 0."""
+    """ALBERT's initial values: normal with deviation 0.02, biases 0."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):

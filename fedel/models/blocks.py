@@ -1,4 +1,4 @@
-"""A network as a list of blocks with an early exit after each, for a window to slide over (section 4.2)."""
+"""A network as a list of blocks with early exits; a window slides over the blocks (section 4.2)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedel.types import Array, ModelSpec, Role, Tensors, TensorSpec, Where
 class BlockModel(nn.Module):
     """Blocks in forward order; every block but the last, which is the classifier, has an exit head.
 
-    Where ``exit_each`` is set the last block has one too, and the heads are what a strategy chooses
-    from: their tensors are weights of their blocks (a frozen trunk, as in ALBERT's mode ``frozen``).
+    With ``exit_each`` the last block has one too, and strategies select among the heads: their tensors
+    count as weights of their blocks (for a frozen trunk, as in ALBERT's mode ``frozen``).
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class BlockModel(nn.Module):
         frozen: Collection[str] = (),
         example: Tensor | None = None,
     ) -> None:
-        """``frozen`` names tensors, or modules such as ``blocks.layer1``, that never change.
+        """``frozen`` lists tensors, or modules such as ``blocks.layer1``, that never change.
 
-        ``example`` is an input of batch size 1; with it a narrowed copy is tried out before it is used.
+        ``example`` is an input of batch size 1; a narrowed copy is tested on it before it is used.
         """
         super().__init__()
         self.blocks = nn.ModuleDict(blocks)
@@ -56,18 +56,18 @@ class BlockModel(nn.Module):
                 named[t.name].requires_grad_(False)
 
     def run(self, x: Tensor, first: int, last: int) -> Tensor:
-        """The output of block ``last``, given the input ``x`` of block ``first``."""
+        """The output of block ``last`` for the input ``x`` of block ``first``."""
         for name in self.block_names[first - 1 : last]:
             x = self.blocks[name](x)
         return x
 
     def exit(self, block: int, h: Tensor) -> Tensor:
-        """Logits of the exit after ``block``, given that block's output."""
+        """Logits of the exit after ``block`` for the output of that block."""
         name = self.block_names[block - 1]
         return self.exits[name](h) if name in self.exits else h
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of the whole network, by its own classifier."""
+        """Logits of the whole network, from its classifier."""
         last = len(self.block_names)
         return self.exit(last, self.run(x, 1, last))
 
@@ -85,7 +85,7 @@ class BlockModel(nn.Module):
         return {t.name: named[t.name].detach().cpu().numpy().copy() for t in self.spec.tensors}
 
     def load(self, tensors: Tensors) -> None:
-        """Take over values for exactly the tensors of ``spec``."""
+        """Load values for exactly the tensors of ``spec``."""
         self._check(tensors)
         named = self._named()
         with torch.no_grad():
@@ -95,7 +95,7 @@ class BlockModel(nn.Module):
     def narrow(self, width: float) -> tuple[BlockModel, dict[str, Where]]:
         """HeteroFL's sub-model: the first ``ceil(width * C)`` channels of every hidden layer.
 
-        A smaller model with this one's values, and the place of each of its tensors in the full one.
+        Returns a smaller model with the same values, and the place of each of its tensors in the full model.
         """
         from fedel.models.narrow import narrow
 
@@ -140,11 +140,11 @@ def _check_exits(model: str, blocks: tuple[str, ...], exits: tuple[str, ...], ex
             raise ModelError(f"block '{name}' of model {model} has no exit; give every block of {wanted} one")
     for name in exits:
         if name not in wanted:
-            raise ModelError(f"model {model} has an exit for '{name}', which is none of the blocks {wanted}")
+            raise ModelError(f"model {model} has an exit for '{name}', which is not one of the blocks {wanted}")
 
 
 def _tensor_specs(model: BlockModel, exit_each: bool, frozen: Collection[str]) -> Iterator[TensorSpec]:
-    """Block by block: parameters, statistics, then those of the exit after it; each tensor once."""
+    """Per block: its parameters and statistics, then those of the exit after it; each tensor once."""
     owners: dict[int, tuple[str, Role]] = {}
     for number, name in enumerate(model.block_names, start=1):
         parts = [("blocks", model.blocks[name], Role.WEIGHT)]
@@ -161,9 +161,9 @@ def _tensor_specs(model: BlockModel, exit_each: bool, frozen: Collection[str]) -
                     yield _spec_of(tensor, number, value, its_role)
                 elif owner != place and owner_role is not Role.FROZEN:
                     raise ModelError(
-                        f"block {number} '{name}' uses tensor '{tensor}', which belongs to '{owner}' already;"
-                        " blocks train one without the other, so give each its own weights (copy.deepcopy the"
-                        " shared layer) or put the layers that share into one block"
+                        f"block {number} '{name}' uses tensor '{tensor}', which already belongs to '{owner}';"
+                        " blocks are trained separately, so give each its own weights (copy.deepcopy the"
+                        " shared layer) or put the layers that share weights into one block"
                     )
 
 

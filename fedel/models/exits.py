@@ -1,4 +1,4 @@
-"""Early-exit heads: the lightweight output layer after a block (section 4.2)."""
+"""Early-exit heads: the small output layer after a block (section 4.2)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def make_exit(
 ) -> nn.Sequential:
     """A head for a block whose output has ``shape``, batch first.
 
-    Images and sounds (N, C, ...) are averaged over their positions, features (N, C) taken as they are.
-    ``tokens`` says that a three-dimensional output is (N, L, H) instead of (N, C, L); with ``each_token``
+    Images and sounds (N, C, ...) are averaged over their positions; features (N, C) are used directly.
+    With ``tokens`` a three-dimensional output is (N, L, H) instead of (N, C, L); with ``each_token``
     every token gets its own logits.
     """
     if tokens and len(shape) == 3:
@@ -37,7 +37,7 @@ def make_exit(
     if len(shape) not in pools:
         raise ModelError(
             f"no exit fits an output of shape {tuple(shape)}: it needs a batch and a channel dimension and at"
-            " most three more; let the block end in such a tensor, or give the model a method exits()"
+            " most three more; make the block return such a tensor, or give the model a method exits()"
         )
     return nn.Sequential(
         OrderedDict(pool=pools[len(shape)](1), flatten=nn.Flatten(), linear=nn.Linear(shape[1], num_classes))

@@ -1,9 +1,9 @@
 """HeteroFL's sub-models: the first channels of every hidden layer of any block model (Diao et al., ICLR 2021).
 
-Works layer by layer on a copy. A layer's outputs shrink to ``ceil(width * C)``, its inputs to what the layer
-before it has left; the network's input and the classes never shrink. A module that needs more than that (the
-heads of an attention) brings a method ``narrow_(width)``, which cuts the module in place and returns the place
-of each of its tensors in the full ones.
+Works layer by layer on a copy. The outputs of a layer shrink to ``ceil(width * C)``, its inputs to what the
+layer before it kept; the input of the network and the classes never shrink. A module that needs more than that
+(such as the heads of an attention) has a method ``narrow_(width)``, which cuts the module in place and returns
+the place of each of its tensors in the full tensors.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from fedel.types import Role, Where
 
 @runtime_checkable
 class Narrows(Protocol):
-    """A module that knows how to narrow itself."""
+    """A module that can narrow itself."""
 
     def narrow_(self, width: float) -> Mapping[str, Where]:
-        """Cut the module in place; name of each own tensor -> its place in the full tensor."""
+        """Cut the module in place; returns name of each tensor -> its place in the full tensor."""
         ...
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What comes out of the layers so far: how many channels in the full model, and whether all are kept."""
+    """Output of the layers so far: number of channels in the full model, and whether all are kept."""
 
     channels: int | None
     whole: bool
 
 
 def keep(count: int, width: float) -> int:
-    """Channels left of ``count``; the slack undoes rounding such as ``0.1 * 30 = 3.0000000000000004``.
+    """Channels kept of ``count``; the slack corrects rounding such as ``0.1 * 30 = 3.0000000000000004``.
 
     >>> keep(64, 0.5), keep(3, 0.5), keep(30, 0.1)
     (32, 2, 3)
@@ -79,7 +79,7 @@ def narrow(model: BlockModel, width: float) -> tuple[BlockModel, dict[str, Where
 
 
 def cut(module: nn.Module, name: str, where: tuple[Any, ...]) -> Where:
-    """Leave only the part of the module's tensor that ``where`` indexes; ``None`` if that is all of it."""
+    """Keep only the part of the module's tensor that ``where`` indexes; ``None`` keeps all of it."""
     full: Tensor = getattr(module, name)
     part = full.detach()[where].clone()
     if part.shape == full.shape:
@@ -94,7 +94,7 @@ def cut(module: nn.Module, name: str, where: tuple[Any, ...]) -> Where:
 def _narrow_part(
     root: nn.Module, place: str, block: int, flow: Flow, width: float, ends: bool, places: dict[str, Where]
 ) -> Flow:
-    """Narrow all layers of a block or of an exit; where it ``ends`` in logits, its last layer keeps them."""
+    """Narrow all layers of a block or an exit; if it ``ends`` in logits, the last layer keeps all of them."""
     layers = _layers(root, place, block)
     ending = [layer for _, layer in layers if isinstance(layer, nn.Linear | _ConvNd | Narrows)]
     for name, layer in layers:
@@ -115,7 +115,7 @@ def _narrow_part(
 
 
 def _layers(module: nn.Module, name: str, block: int) -> list[tuple[str, nn.Module]]:
-    """The layers that hold tensors, in forward order."""
+    """The layers with tensors, in forward order."""
     if isinstance(module, Narrows):
         return [(name, module)]
     if next(module.parameters(recurse=False), None) is None:
@@ -183,7 +183,7 @@ def _narrow_norm(layer: _BatchNorm | nn.LayerNorm, flow: Flow, width: float) -> 
 
 
 def _features(count: int, flow: Flow, width: float) -> int:
-    """Features left of ``count``; after a flatten each channel brings several of them."""
+    """Features kept of ``count``; after a flatten each channel has several features."""
     if flow.whole:
         return count
     if flow.channels and count % flow.channels == 0:

@@ -1,4 +1,4 @@
-"""Models by name: the paper's, a small one, or the user's own (see ``fedel.plugins``)."""
+"""Models by name: those of the paper, a small one, or your own (see ``fedel.plugins``)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ GROUP = "fedel.models"
 def build(
     name: str, *, sample_input: Tensor | None = None, num_classes: int | None = None, **options: Any
 ) -> BlockModel:
-    """A fresh model, its values drawn from torch's current seed.
+    """A new model; its values are drawn from torch's current seed.
 
-    ``num_classes`` is that of the data, handed on where the model takes it and checked in any case;
-    ``sample_input`` is a batch of the data, which tells a model of images its ``in_channels`` and from which
-    exits of the user's own model are made.
+    ``num_classes`` is that of the data: passed to the model if it has such an option, and always checked.
+    ``sample_input`` is a batch of the data: it sets ``in_channels`` of an image model, and the exits of your
+    own model are made from it.
     """
     function = MODELS[name] if name in MODELS else plugins.find(name, GROUP, "model", ModelError, MODELS)
     taken = inspect.signature(function).parameters
@@ -43,7 +43,7 @@ def build(
     for option in options:
         if option not in taken and not open_ended:
             raise ModelError(f"model '{name}' has no option '{option}'; {nearest(option, taken)}")
-    # A language model calls its classes the vocabulary.
+    # The classes of a language model are its vocabulary.
     for option in ("num_classes", "vocab_size"):
         if num_classes is not None and option in taken:
             options.setdefault(option, num_classes)
@@ -52,7 +52,7 @@ def build(
     model = as_model(function(**options), name, sample_input)
     if num_classes is not None and model.num_classes != num_classes:
         raise ModelError(
-            f"model '{name}' gives {model.num_classes} classes, but the data has {num_classes};"
+            f"model '{name}' has {model.num_classes} classes, but the data has {num_classes};"
             " make its last layer fit the data"
         )
     return model

@@ -17,8 +17,8 @@ EXPANSION = 4
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1 convolutions around a shortcut.
 
-    A strategy sees the tensors as a chain in the order of definition, so the projection's kernel stands
-    next to conv1's: both read the block's input.
+    A strategy sees the tensors as a chain in the order of definition. So the projection is defined next to
+    conv1: both read the input of the block.
     """
 
     def __init__(self, in_channels: int, channels: int, out_channels: int, stride: int) -> None:
@@ -48,7 +48,7 @@ class Bottleneck(nn.Module):
 def resnet50(
     num_classes: int = 35, in_channels: int = 1, width: float = 1.0, zero_init: bool = False
 ) -> BlockModel:
-    """``width`` scales every channel count; ``zero_init`` lets every bottleneck start as its shortcut."""
+    """``width`` scales every channel count; with ``zero_init`` every bottleneck starts as its shortcut."""
     channels = keep(64, width)
     blocks: OrderedDict[str, nn.Module] = OrderedDict(stem=_stem(in_channels, channels))
     exits: OrderedDict[str, nn.Module] = OrderedDict(stem=make_exit((1, channels, 1, 1), num_classes))

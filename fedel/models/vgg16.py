@@ -1,4 +1,4 @@
-"""VGG16 with each layer a block (section 5.1), and a small network of the same build for small images."""
+"""VGG16 with one block per layer (section 5.1), and a small network of the same kind for small images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def vgg16(
 ) -> BlockModel:
     """13 convolution blocks and a classifier; ``width`` scales every channel count.
 
-    ``hidden_layers``, such as ``(512, 512)``, puts fully connected blocks before the classifier; they see
+    ``hidden_layers``, such as ``(512, 512)``, adds fully connected blocks before the classifier; they read
     ``feature_size`` x ``feature_size`` averages of each channel.
     """
     return _vgg(
@@ -83,13 +83,13 @@ def _conv_block(in_channels: int, out_channels: int, batch_norm: bool, pool: boo
         layers["bn"] = nn.BatchNorm2d(out_channels)
     layers["relu"] = nn.ReLU()
     if pool:
-        # Rounding up lets images smaller than 32x32 through five halvings.
+        # Rounding up lets images smaller than 32x32 pass five halvings.
         layers["pool"] = nn.MaxPool2d(2, ceil_mode=True)
     return nn.Sequential(layers)
 
 
 def _he_init(layer: nn.Conv2d | nn.Linear) -> None:
-    """Without it the 13 layers do not train from scratch."""
+    """He's initial values; without them the 13 layers do not train from scratch."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

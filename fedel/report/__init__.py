@@ -1,1 +1,1 @@
-"""What a run's directory tells, as one self-contained page with pictures and a Markdown twin."""
+"""Turns the directory of a run into one self-contained page with pictures, and the same as Markdown."""

@@ -1,4 +1,4 @@
-"""The report itself: ``report.html`` and its Markdown twin ``report.md``."""
+"""Writes the report: ``report.html``, and ``report.md`` with the same numbers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fedel.report import plots
 from fedel.report.runs import StoredRun
 
 PICTURES = (
-    ("Accuracy against time", plots.accuracy_against_time, "How soon each method reaches an accuracy."),
+    ("Accuracy against time", plots.accuracy_against_time, "How quickly each method reaches a given accuracy."),
     (
         "Training time of each client",
         plots.round_time_by_client,
-        "Measured seconds in each round; the dashed line is the budget T_th.",
+        "Training seconds per round; the dashed line is the time budget T_th.",
     ),
     (
         "Deviation from T_th",
         plots.deviation,
-        "0 % is a client that takes exactly the budget; a round lasts as long as its slowest client.",
+        "At 0 % a client uses exactly its budget. A round takes as long as its slowest client.",
     ),
     (
         "Tensors trained",
         plots.selection_map,
-        "A square is a tensor trained in that round: windows slide from the input to the output.",
+        "Each square is a tensor that was trained in that round. Windows slide from the input to the output.",
     ),
-    ("Bytes", plots.bytes_by_round, "What all clients together sent and received in each round."),
+    ("Bytes", plots.bytes_by_round, "Sent and received per round, all clients together."),
 )
 
 _CSS = Path(__file__).with_name("report.css")
@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 def rows(runs: Sequence[StoredRun]) -> list[list[str]]:
-    """The figures of the comparison table, a row a run, in the order of ``COLUMNS``."""
+    """The numbers of the comparison table: one row per run, columns as in ``COLUMNS``."""
     table = []
     for run in runs:
         accuracies = [accuracy for _, _, accuracy in run.accuracies()]
@@ -69,15 +69,15 @@ def rows(runs: Sequence[StoredRun]) -> list[list[str]]:
 
 
 def verdicts(runs: Sequence[StoredRun]) -> list[str]:
-    """What the comparison comes to, in sentences; the first run against each of the others."""
+    """Sentences that compare the first run with each of the others."""
     sentences = []
     first, *others = runs
     for other in others:
         mine, theirs = first.mean_latency(), other.mean_latency()
         if mine and theirs:
             sentences.append(
-                f"A round of {first.strategy} takes {mine:.2f} s, of {other.strategy} {theirs:.2f} s: "
-                f"{theirs / mine:.2f} times as long."
+                f"A round of {first.strategy} takes {mine:.2f} s. A round of {other.strategy} takes "
+                f"{theirs:.2f} s, {theirs / mine:.2f} times as long."
             )
         if first.accuracies() and other.accuracies():
             target = min(max(a for _, _, a in run.accuracies()) for run in (first, other))
@@ -85,9 +85,8 @@ def verdicts(runs: Sequence[StoredRun]) -> list[str]:
             assert mine is not None
             assert theirs is not None
             sentences.append(
-                f"To {100 * target:.1f} % accuracy, the highest that both reach: "
-                f"{first.strategy} {mine:.1f} s, {other.strategy} {theirs:.1f} s, "
-                f"a speed-up of {theirs / mine:.2f}."
+                f"Both reach {100 * target:.1f} % accuracy: {first.strategy} after {mine:.1f} s, "
+                f"{other.strategy} after {theirs:.1f} s, a speed-up of {theirs / mine:.2f}."
             )
     return sentences
 
@@ -113,8 +112,9 @@ def _html(
     head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table)
     legend = (
-        "accuracy: after the last round; best: of any round; s/round: mean seconds a round; vs. T_th: training "
-        "time of a client against the budget, mean; MB: all clients and rounds"
+        "accuracy: after the last round; best: best round; s/round: mean seconds per round; vs. T_th: mean "
+        "training time of a client compared with its budget; MB: all clients and rounds together. "
+        "In a simulation all seconds are virtual."
     )
     drawn = "".join(
         f"<h2>{html.escape(name)}</h2><p class=note>{html.escape(note)}</p><figure>{svg}</figure>"

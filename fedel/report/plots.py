@@ -1,4 +1,4 @@
-"""The pictures of a report, as SVG text. Each function takes runs and draws one picture."""
+"""The pictures of a report, as SVG text. Each function draws one picture from the runs it is given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedel.report.runs import StoredRun
 COLOURS = ("#0b6e4f", "#c8553d", "#30638e", "#b58900", "#6c4675", "#5a7d7c", "#8c2f39", "#3d405b")
 _STYLE: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "fedel",  # the same run gives the same file
+    "svg.hashsalt": "fedel",  # so that the same run gives the same file
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -71,7 +71,7 @@ def round_time_by_client(runs: Sequence[StoredRun]) -> Figure:
         axes.set(title=run.strategy, xlabel="round")
         axes.xaxis.get_major_locator().set_params(integer=True)
     grid[0][0].set_ylabel("training seconds")
-    grid[0][0].set_ylim(bottom=0)  # once all are drawn: they share the axis
+    grid[0][0].set_ylim(bottom=0)  # after all are drawn, because they share the axis
     if len(runs[0].clients()) <= 12:
         grid[0][-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
@@ -89,12 +89,12 @@ def deviation(runs: Sequence[StoredRun]) -> Figure:
         medianprops={"color": COLOURS[1]},
     )
     axes.axvline(0, color="black", linestyle="--", linewidth=1)
-    axes.set(xlabel="training time against T_th (%), every client and round")
+    axes.set(xlabel="training time compared with T_th (%), every client and round")
     return figure
 
 
 def selection_map(runs: Sequence[StoredRun]) -> Figure:
-    """Rounds against tensors, one client of each device type, for the first run that selects."""
+    """Rounds against tensors for one client per device type, for the first run that selects tensors."""
     run = next((r for r in runs if any(e.window for x in r.rounds for e in x.clients)), runs[0])
     types = {e.client: e.device_type or e.client for r in run.rounds for e in r.clients}
     shown = {types[client]: client for client in reversed(run.clients())}

@@ -1,4 +1,4 @@
-"""Reading a run's directory: ``config.toml``, ``result.json``, ``rounds.jsonl``."""
+"""Reads the directory of a run: ``config.toml``, ``result.json``, ``rounds.jsonl``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedel.records import ClientRecord, RoundRecord, RunResult
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as it lies on disk; a run that is still going on has rounds but no result yet."""
+    """A run on disk; a run that is still running has rounds but no result yet."""
 
     path: Path
     settings: dict[str, Any]
@@ -26,11 +26,11 @@ class StoredRun:
 
     @property
     def strategy(self) -> str:
-        """How a reader calls the method, wrappers first: ``fedprox(fedel)``."""
+        """Name of the method for readers, wrappers first: ``fedprox(fedel)``."""
         return _label(self.settings.get("strategy", {}))
 
     def seconds(self) -> list[float]:
-        """Time at the end of each round: the sum of round latencies so far."""
+        """Time at the end of each round: the sum of the round latencies up to it."""
         times, total = [], 0.0
         for record in self.rounds:
             total += record.latency_seconds
@@ -46,14 +46,14 @@ class StoredRun:
         ]
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """Seconds until the model was first this accurate; ``None`` if it never was."""
+        """Seconds until the model first had this accuracy; ``None`` if it never had."""
         return next((seconds for _, seconds, reached in self.accuracies() if reached >= accuracy), None)
 
     def clients(self) -> list[str]:
         return sorted({entry.client for record in self.rounds for entry in record.clients})
 
     def per_client(self, client: str) -> list[tuple[int, ClientRecord]]:
-        """Round number and entry of every round that the client counted in."""
+        """Round number and entry of every round in which the client counted."""
         return [
             (record.round, entry)
             for record in self.rounds
@@ -65,7 +65,7 @@ class StoredRun:
         return sum(r.latency_seconds for r in self.rounds) / len(self.rounds) if self.rounds else None
 
     def deviations(self) -> list[float]:
-        """Measured training time over T_th, minus one, of every client and round."""
+        """Training time divided by T_th, minus one, of every client and round."""
         return [deviation for record in self.rounds for deviation in record.deviations()]
 
 
@@ -75,21 +75,21 @@ def _label(table: dict[str, Any]) -> str:
 
 
 def load(path: str | Path) -> StoredRun:
-    """The run in a directory."""
+    """Read the run in a directory."""
     path = Path(path)
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such run directory; `fedel runs` lists those that are there")
+        raise ConfigError(f"{path}: no such run directory; `fedel runs` lists all runs")
     rounds_file = path / "rounds.jsonl"
     if not rounds_file.exists():
         raise ConfigError(
-            f"{rounds_file}: missing, so {path} is no run directory, or its run never closed a round"
+            f"{rounds_file}: missing; {path} is not a run directory, or its run never closed a round"
         )
     rounds = []
     for number, line in enumerate(rounds_file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             rounds.append(RoundRecord.from_json(line, f"{rounds_file}, line {number}"))
         except ConfigError as error:
-            raise ConfigError(f"{error}; delete the line to go on") from None
+            raise ConfigError(f"{error}; delete the line to continue") from None
     result_file, config_file = path / "result.json", path / "config.toml"
     result = _result(result_file) if result_file.exists() else None
     settings = config.read(config_file) if config_file.exists() else {}
@@ -100,4 +100,4 @@ def _result(file: Path) -> RunResult:
     try:
         return RunResult.from_json(file.read_text(encoding="utf-8"), str(file))
     except ConfigError as error:
-        raise ConfigError(f"{error}; delete the file to go on without it") from None
+        raise ConfigError(f"{error}; delete the file to continue without it") from None

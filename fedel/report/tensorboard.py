@@ -1,6 +1,6 @@
-"""A run as TensorBoard event files, written by hand: the format is a few bytes around a few fields.
+"""Writes a run as TensorBoard event files without TensorBoard: the format is a few bytes around a few fields.
 
-A file is a row of records: length, checksum of the length, data, checksum of the data (TFRecord). The data is
+A file is a list of records: length, checksum of the length, data, checksum of the data (TFRecord). The data is
 an ``Event`` message: 1 wall time, 2 step, 3 file version, 5 summary; a summary holds 1 values: 1 tag, 2 number.
 """
 
@@ -35,11 +35,11 @@ _OF_CLIENTS: Mapping[str, Callable[[ClientRecord], float | None]] = {
 
 
 def write(run: StoredRun, directory: Path) -> Path:
-    """Write a run's rounds below ``directory``, in a folder of its own; returns the file."""
+    """Write the rounds of a run into a new folder below ``directory``; returns the file."""
     folder = directory / run.name
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("events.out.tfevents.*.fedel"):
-        old.unlink()  # TensorBoard would draw both
+        old.unlink()  # otherwise TensorBoard would draw both
     first = _times(run)[0] if run.rounds else 0.0
     file = folder / f"events.out.tfevents.{int(first):010d}.fedel"
     with file.open("wb") as stream:
@@ -51,7 +51,7 @@ def write(run: StoredRun, directory: Path) -> Path:
 
 
 def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
-    """Tags and numbers of one round; what was not measured is left out."""
+    """Tags and numbers of one round; values that were not measured are left out."""
     for tag, figure in _SCALARS.items():
         if (value := figure(record)) is not None:
             yield tag, value
@@ -66,7 +66,7 @@ def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
 
 
 def _times(run: StoredRun) -> list[float]:
-    """Unix seconds at which each round was closed; in a simulation, seconds of its own clock."""
+    """Unix time at which each round closed; in a simulation, seconds of the virtual clock."""
     begin = run.rounds[0].opened_at if run.rounds else 0.0
     return [begin + seconds for seconds in run.seconds()]
 
@@ -129,6 +129,6 @@ def crc32c(data: bytes) -> int:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Masked, so that a checksum of data that holds checksums is worth something."""
+    """Masked as the format requires: a checksum over data that contains checksums is weak."""
     value = crc32c(data)
     return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -17,7 +17,7 @@ from fedel.types import ModelSpec, Strategy, Tensors, Update
 
 
 class Content(NamedTuple):
-    """Identifies what a client sends: two updates of one client with equal content are the same update."""
+    """The content of an update: two updates of a client with equal content are the same update."""
 
     round_num: int
     """The round that the client trained for."""

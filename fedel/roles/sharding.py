@@ -6,7 +6,7 @@ from fedel.types import ModelSpec
 
 
 def assign(spec: ModelSpec, num_shards: int) -> list[list[str]]:
-    """Tensor names of each shard, in forward order; whoever asks gets the same answer.
+    """Tensor names of each shard, in forward order; every caller gets the same answer.
 
     The largest tensor goes first, each to the shard that has least so far.
 

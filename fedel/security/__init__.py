@@ -1,1 +1,1 @@
-"""Certificates, identities and what each role may do: no sockets here."""
+"""Certificates, identities and the rights of each role; nothing here opens a connection."""

@@ -1,4 +1,4 @@
-"""A federation's own certificate authority: a folder with its key, what it issued, revoked and promised."""
+"""The certificate authority of a federation: a folder with its key, its certificates and its tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CA_KEY, ISSUED = "ca.key", "issued.jsonl"
 CA_DAYS = 3650.0
 DAYS = {AGENT: 30.0, SERVICE: 90.0}
 OTHER_DAYS = 30.0
-"""People's certificates: operators and viewers."""
+"""The roles of people."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Issued:
     not_after: str
     """ISO 8601, UTC."""
     revoked: str = ""
-    """When, if it was; told by the revocation list and not written here."""
+    """When it was revoked, if it was. Read from the revocation list, not stored in this line."""
 
     def status(self, now: datetime) -> str:
         if self.revoked:
@@ -58,13 +58,13 @@ class Issued:
 
 
 class Authority:
-    """Signs and revokes. Several processes may use one folder: each change happens under a lock."""
+    """Signs and revokes certificates. Several processes may use one folder: each change takes a lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if not (folder / CA_KEY).exists():
             raise CertificateError(
-                f"{folder} holds no certificate authority: `fedel certs init --authority {folder}` makes one"
+                f"{folder} has no certificate authority; make one with `fedel certs init --authority {folder}`"
             )
         self._key = x.key_from_pem((folder / CA_KEY).read_bytes(), str(folder / CA_KEY))
         self.ca = x.certificates_from_pem((folder / CA).read_bytes(), str(folder / CA))[0]
@@ -72,7 +72,7 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, name: str = "FedEL", days: float = CA_DAYS) -> Authority:
-        """A new authority, or the one that is there already."""
+        """Make a new authority, or return the one that exists."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(folder):
             if not (folder / CA_KEY).exists():
@@ -81,7 +81,7 @@ class Authority:
                 write_atomic(folder / CA, x.to_pem(certificate), mode=PUBLIC)
                 revoked = x.revocation_list(key, certificate, {}, now)
                 write_atomic(folder / CRL, revoked, mode=PUBLIC)
-                # Last: whoever finds the key finds the rest.
+                # Written last: if the key exists, the rest exists too.
                 write_atomic(folder / CA_KEY, x.key_to_pem(key), mode=PRIVATE)
         return cls(folder)
 
@@ -93,24 +93,26 @@ class Authority:
         days: float = 0.0,
         where: str = "CSR",
     ) -> bytes:
-        """A certificate for the request's key, and behind it the authority's own; 0 days takes the role's."""
+        """A certificate for the request's key, followed by the authority's; 0 days: the role's default."""
         return self._issue(x.key_of_request(request, where), identity, hosts, days)
 
     def renew(self, request: bytes, old: Facts) -> bytes:
-        """The same identity and hosts for as long again; whether the old one has expired, the caller checks."""
+        """A new certificate with the same identity, hosts and lifetime. The caller checks expiry."""
         if old.serial in self._revoked():
-            raise CertificateError(f"the certificate of {old.identity} is revoked: it is not renewed")
+            raise CertificateError(
+                f"the certificate of {old.identity} is revoked and cannot be renewed; enrol with a new token"
+            )
         days = (old.lifetime.total_seconds() - x.SKEW.total_seconds()) / 86400
         return self.sign(request, old.identity, old.hosts, days)
 
     def issue(
         self, folder: Path, identity: Identity, hosts: Sequence[str] = (), days: float = 0.0
     ) -> Credentials:
-        """Fill a folder with key, certificate and authority; a certificate that is still good is left there."""
+        """Write key, certificate and authority into a folder; a certificate that is still valid is kept."""
         if (folder / CERT).exists():
             found = load(folder)
             if found.facts.identity != identity:
-                raise CertificateError(f"{folder} is that of {found.facts.identity}: choose another folder")
+                raise CertificateError(f"{folder} belongs to {found.facts.identity}: choose another folder")
             if self._still_good(found) and set(hosts) == set(found.facts.hosts):
                 return found
         cert = self._issue(ensure_key(folder).public_key(), identity, hosts, days)
@@ -121,7 +123,7 @@ class Authority:
         return signed and own.facts.serial not in self._revoked() and not own.facts.renewable(utc_now())
 
     def revoke(self, identity: Identity) -> list[Issued]:
-        """Every certificate of the identity that is still valid; and tokens that would make new ones."""
+        """Revoke every valid certificate of the identity, and remove its unused tokens."""
         with _locked(self.folder):
             now, revoked = utc_now(), self._revoked()
             found = [i for i in self.issued() if (i.role, i.name) == (identity.role, identity.name)]
@@ -137,7 +139,7 @@ class Authority:
         return chosen
 
     def issued(self) -> list[Issued]:
-        """Every certificate, in the order of issue."""
+        """Every certificate, oldest first."""
         path = self.folder / ISSUED
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         revoked = self._revoked()
@@ -151,17 +153,17 @@ class Authority:
         return found
 
     def promise(self, identity: Identity, hosts: Sequence[str] = (), hours: float = 24.0) -> Token:
-        """A token that gets one certificate for this identity, once."""
+        """Make a one-time token for one certificate of this identity."""
         with _locked(self.folder):
             return self._tokens.create(Grant(identity, tuple(hosts)), hours, utc_now())
 
     def promises(self) -> list[tuple[Grant, datetime]]:
-        """Tokens that nobody used yet, and until when they are good."""
+        """Unused tokens and when they expire."""
         return self._tokens.open(utc_now())
 
     def redeem(self, secret: str, request: bytes) -> tuple[Grant, bytes]:
-        """A certificate for a token's secret; the token is used up."""
-        key = x.key_of_request(request, "the enrolment's request")
+        """Exchange the secret of a token for a certificate; the token cannot be used again."""
+        key = x.key_of_request(request, "the enrolment request")
         with _locked(self.folder):
             grant = self._tokens.take(secret, utc_now())
         return grant, self._issue(key, grant.identity, grant.hosts, 0.0)

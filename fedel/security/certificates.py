@@ -1,4 +1,4 @@
-"""X.509 in as few words as FedEL needs: keys, requests, certificates, revocation lists."""
+"""The part of X.509 that FedEL needs: keys, requests, certificates, revocation lists."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fedel.security.identity import SERVICE, Identity
 
 PrivateKey = ec.EllipticCurvePrivateKey
 SKEW = timedelta(minutes=5)
-"""A new certificate is valid already where a clock is late by so much."""
+"""A new certificate starts to be valid this much earlier, for machines whose clock is behind."""
 _PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a certificate says."""
+    """The content of a certificate."""
 
     identity: Identity
     serial: int
     hosts: tuple[str, ...]
-    """Names and addresses under which a service may be dialled."""
+    """Names and addresses at which the service can be reached."""
     not_before: datetime
     not_after: datetime
 
@@ -39,7 +39,7 @@ class Facts:
         return self.not_after - self.not_before
 
     def renewable(self, now: datetime) -> bool:
-        """Two thirds of its time are over."""
+        """Whether two thirds of its lifetime have passed."""
         return self.not_after - now < self.lifetime / 3
 
 
@@ -59,9 +59,9 @@ def key_from_pem(pem: bytes, where: str) -> PrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
-        raise CertificateError(f"{where}: no private key in PEM: {error}") from None
+        raise CertificateError(f"{where}: not a private key in PEM format: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(f"{where}: not an elliptic-curve key; `fedel certs request` makes one")
+        raise CertificateError(f"{where}: not an elliptic-curve key; run `fedel certs request` to make one")
     return key
 
 
@@ -69,7 +69,7 @@ def certificates_from_pem(pem: bytes, where: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise CertificateError(f"{where}: no certificate in PEM: {error}") from None
+        raise CertificateError(f"{where}: not a certificate in PEM format: {error}") from None
 
 
 def to_pem(certificate: x509.Certificate) -> bytes:
@@ -81,7 +81,7 @@ def fingerprint(certificate: x509.Certificate) -> bytes:
 
 
 def new_authority(name: str, days: float, now: datetime) -> tuple[PrivateKey, x509.Certificate]:
-    """A certificate authority that signs itself, and nothing but end certificates."""
+    """A self-signed certificate authority that may only sign end certificates."""
     key = new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = _key_usage(key_cert_sign=True, crl_sign=True)
@@ -95,7 +95,7 @@ def new_authority(name: str, days: float, now: datetime) -> tuple[PrivateKey, x5
 
 
 def new_request(key: PrivateKey) -> bytes:
-    """A signing request proves that its sender has the key. Whom the key speaks for, the signer says."""
+    """A signing request proves that the sender has the key. The signer decides the identity."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(_PEM)
 
@@ -104,10 +104,10 @@ def key_of_request(pem: bytes, where: str) -> ec.EllipticCurvePublicKey:
     try:
         request = x509.load_pem_x509_csr(pem)
     except ValueError as error:
-        raise CertificateError(f"{where}: no signing request in PEM: {error}") from None
+        raise CertificateError(f"{where}: not a signing request in PEM format: {error}") from None
     key = request.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not request.is_signature_valid:
-        raise CertificateError(f"{where}: the request is not signed with an elliptic-curve key of its own")
+        raise CertificateError(f"{where}: the request is not signed with its own elliptic-curve key")
     return key
 
 
@@ -120,9 +120,11 @@ def sign(
     days: float,
     now: datetime,
 ) -> x509.Certificate:
-    """A certificate; that of a service may also stand behind a port, under the names of ``hosts``."""
+    """A certificate; a service can also use it as a server, under the names in ``hosts``."""
     if hosts and identity.role != SERVICE:
-        raise CertificateError(f"{identity}: only a service has hosts, because nobody else is dialled")
+        raise CertificateError(
+            f"{identity}: only a service has hosts, because nothing connects to the other roles"
+        )
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name[:64])])
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if identity.role == SERVICE:
@@ -143,7 +145,7 @@ def facts_of(certificate: x509.Certificate) -> Facts:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        raise CertificateError("the certificate names nobody: make it with `fedel certs`") from None
+        raise CertificateError("the certificate has no identity: make it with `fedel certs`") from None
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     if len(uris) != 1:
         raise CertificateError(f"the certificate has {len(uris)} identities instead of one")
@@ -159,7 +161,7 @@ def facts_of(certificate: x509.Certificate) -> Facts:
 
 @lru_cache(maxsize=4096)
 def facts_of_pem(pem: bytes) -> Facts:
-    """Kept, because a peer shows the same certificate with every call."""
+    """Cached, because a peer sends the same certificate with every call."""
     return facts_of(certificates_from_pem(pem, "the peer's certificate")[0])
 
 
@@ -176,12 +178,12 @@ def signed_by(certificate: x509.Certificate, authorities: Collection[x509.Certif
 def revocation_list(
     ca_key: PrivateKey, ca: x509.Certificate, revoked: dict[int, datetime], now: datetime
 ) -> bytes:
-    """A signed list of serial numbers and when each was revoked."""
+    """A signed list of serial numbers with the time at which each was revoked."""
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(ca.subject)
         .last_update(now)
-        # Required by the format; servers go by what the file says, however old it is.
+        # Required by the format; servers ignore it and use the file however old it is.
         .next_update(now + timedelta(days=3650))
     )
     for serial, when in revoked.items():
@@ -195,7 +197,7 @@ def revoked_in(pem: bytes, authorities: Collection[x509.Certificate], where: str
     try:
         crl = x509.load_pem_x509_crl(pem)
     except ValueError as error:
-        raise CertificateError(f"{where}: no revocation list in PEM: {error}") from None
+        raise CertificateError(f"{where}: not a revocation list in PEM format: {error}") from None
     keys = [authority.public_key() for authority in authorities]
     if not any(isinstance(k, ec.EllipticCurvePublicKey) and crl.is_signature_valid(k) for k in keys):
         raise CertificateError(f"{where}: the list is not signed by this federation's authority")

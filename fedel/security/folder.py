@@ -1,4 +1,4 @@
-"""The folder in which a process keeps its key and certificate, read again whenever a file in it changes."""
+"""The folder with the key and certificate of a process; its files are read again when they change."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a TLS endpoint needs, in PEM, and what its certificate says."""
+    """Key and certificates of a TLS endpoint in PEM format, and the content of its certificate."""
 
     ca: bytes
     cert: bytes
-    """The certificate, then its authority: a device that enrols reads the authority from the handshake."""
+    """The certificate, then the authority's: a device that enrols reads the authority from the handshake."""
     key: bytes
     facts: Facts
 
 
 def load(folder: Path) -> Credentials:
-    """The folder's files, which must belong together; whether they are still valid is not looked at."""
+    """Read the folder's files and check that they belong together; expiry is not checked."""
     ca, cert, key = (_read(folder / name) for name in (CA, CERT, KEY))
     return _fitting(folder, ca, cert, key)
 
 
 def install(folder: Path, ca: bytes, cert: bytes) -> Credentials:
-    """Put a signed certificate beside the folder's key, if it is for that key."""
+    """Store a signed certificate next to the folder's key, if it is for that key."""
     own = _fitting(folder, ca, cert, _read(folder / KEY))
     write_atomic(folder / CA, ca, mode=PUBLIC)
     write_atomic(folder / CERT, cert, mode=PUBLIC)
@@ -49,10 +49,10 @@ def _fitting(folder: Path, ca: bytes, cert: bytes, key: bytes) -> Credentials:
     authorities = x.certificates_from_pem(ca, str(folder / CA))
     own = x.certificates_from_pem(cert, str(folder / CERT))[0]
     if x.key_from_pem(key, str(folder / KEY)).public_key() != own.public_key():
-        raise CertificateError(f"{folder}: {KEY} is not the key of {CERT}; have a new certificate signed")
+        raise CertificateError(f"{folder}: {KEY} does not belong to {CERT}; get a new certificate signed")
     if not x.signed_by(own, authorities):
         raise CertificateError(
-            f"{folder}: {CERT} is not signed by the authority in {CA}; copy both from one place"
+            f"{folder}: {CERT} is not signed by the authority in {CA}; copy both from the same place"
         )
     try:
         return Credentials(ca, cert, key, x.facts_of(own))
@@ -61,7 +61,7 @@ def _fitting(folder: Path, ca: bytes, cert: bytes, key: bytes) -> Credentials:
 
 
 def ensure_key(folder: Path) -> x.PrivateKey:
-    """The folder's key; it is made here if there is none, and never leaves."""
+    """The folder's key; made here if there is none. It never leaves the folder."""
     path = folder / KEY
     if not path.exists():
         write_atomic(path, x.key_to_pem(x.new_key()), mode=PRIVATE)
@@ -72,17 +72,17 @@ def check_valid(facts: Facts, where: str, now: datetime) -> None:
     if now >= facts.not_after:
         raise CertificateError(
             f"{where}: the certificate of {facts.identity} expired on {facts.not_after:%Y-%m-%d %H:%M} UTC; "
-            "enrol again with a new token, or `fedel certs renew` at the authority"
+            "enrol again with a new token, or run `fedel certs renew` where the authority is"
         )
     if now < facts.not_before:
         raise CertificateError(
-            f"{where}: the certificate of {facts.identity} is valid from {facts.not_before:%Y-%m-%d %H:%M} UTC "
-            "on; is the clock of this machine right?"
+            f"{where}: the certificate of {facts.identity} is not valid before "
+            f"{facts.not_before:%Y-%m-%d %H:%M} UTC; is the clock of this machine right?"
         )
 
 
 class Watched:
-    """A folder's credentials as they are now; while its files do not fit together, those from before."""
+    """The current credentials of a folder; while its files do not match, the previous ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,15 +96,15 @@ class Watched:
             try:
                 self._loaded = load(self.folder)
             except CertificateError as error:
-                log.error("going on with the old certificate: %s", error)
+                log.error("keeping the old certificate: %s", error)
             else:
                 facts = self._loaded.facts
-                log.info("new certificate of %s, until %s", facts.identity, facts.not_after.isoformat())
+                log.info("new certificate for %s, valid until %s", facts.identity, facts.not_after.isoformat())
         return self._loaded
 
 
 class Revocations:
-    """The revocation list as it is now. A missing file revokes nobody; a damaged one leaves the old list."""
+    """The current revocation list. A missing file revokes nothing new; a damaged one keeps the old list."""
 
     def __init__(self, path: Path, credentials: Watched) -> None:
         self._path = path
@@ -124,15 +124,15 @@ class Revocations:
             authorities = x.certificates_from_pem(self._credentials.current().ca, CA)
             self._revoked = x.revoked_in(self._path.read_bytes(), authorities, str(self._path))
         except FileNotFoundError:
-            log.info("no revocation list at %s: %d certificates are revoked", self._path, len(self._revoked))
+            log.info("no revocation list at %s: %d certificates remain revoked", self._path, len(self._revoked))
         except (OSError, CertificateError) as error:
-            log.error("going on with the old revocation list: %s", error)
+            log.error("keeping the old revocation list: %s", error)
         else:
-            log.info("revocation list with %d certificates", len(self._revoked))
+            log.info("new revocation list with %d certificates", len(self._revoked))
 
 
 def stamp_of(*paths: Path) -> Stamp:
-    """Changes whenever one of the files is replaced."""
+    """A value that changes when one of the files is replaced."""
     found = []
     for path in paths:
         try:
@@ -149,7 +149,9 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise CertificateError(
-            f"{path} is missing: `fedel certs issue` or `fedel certs enrol` makes it; see docs/security.md"
+            f"{path} is missing; make it with `fedel certs issue` or `fedel certs enrol`, see docs/security.md"
         ) from None
     except OSError as error:
-        raise CertificateError(f"{path} cannot be read: {error.strerror}; who owns it?") from None
+        raise CertificateError(
+            f"{path} cannot be read: {error.strerror}; check its owner and permissions"
+        ) from None

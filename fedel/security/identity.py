@@ -1,4 +1,4 @@
-"""Who a certificate speaks for, and which calls each role may make."""
+"""The identity in a certificate, and the calls that each role may make."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_NAME = 200
 
 @dataclass(frozen=True)
 class Identity:
-    """A role and a name; a certificate carries it as the one URI among its alternative names.
+    """A role and a name; a certificate holds it as the only URI of its alternative names.
 
     >>> Identity("agent", "jetson 1").uri
     'fedel://agent/jetson%201'
@@ -30,7 +30,7 @@ class Identity:
         if self.role not in ROLES:
             raise CertificateError(f"role '{self.role}': choose one of {', '.join(ROLES)}")
         if not (0 < len(self.name) <= MAX_NAME and self.name.isprintable()):
-            raise CertificateError(f"name {self.name!r}: give 1 to {MAX_NAME} printable letters")
+            raise CertificateError(f"name {self.name!r}: use 1 to {MAX_NAME} printable characters")
 
     def __str__(self) -> str:
         return f"{self.role} '{self.name}'"
@@ -43,7 +43,7 @@ class Identity:
     def parse(cls, uri: str) -> Identity:
         role, slash, name = uri.removeprefix(_SCHEME).partition("/")
         if not uri.startswith(_SCHEME) or not slash:
-            raise CertificateError(f"'{uri}' is no identity of FedEL, such as fedel://agent/NAME")
+            raise CertificateError(f"'{uri}' is not a FedEL identity such as fedel://agent/NAME")
         return cls(role, unquote(name))
 
 
@@ -75,9 +75,9 @@ RULES: Mapping[str, frozenset[str]] = {
             "KeepVersion": (SERVICE,),
         },
     ),
-    # Enrol is not here: it has a port of its own, for callers that have no certificate yet.
+    # Enrol is not here: it has a separate port, for callers that have no certificate yet.
     **_calls("fedel.v1.EnrolmentService", {"Renew": ROLES}),
     **_calls("grpc.health.v1.Health", {"Check": ROLES, "Watch": ROLES, "List": ROLES}),
     **_calls("grpc.reflection.v1alpha.ServerReflection", {"ServerReflectionInfo": ROLES}),
 }
-"""Who may make which call. A call that is not here is refused to everybody."""
+"""The roles that may make each call. A call that is not listed here is refused for every role."""

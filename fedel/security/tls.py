@@ -1,4 +1,4 @@
-"""Whether a connection is encrypted: always, but on the loopback of a machine without certificates."""
+"""Decides whether a connection is encrypted: always, except on the loopback without certificates."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from fedel.errors import ConfigError
 from fedel.security.folder import CRL
 
 CERTS_VARIABLE = "FEDEL_CERTS"
-"""Environment variable that names the folder of a person's certificate, for the command line."""
-PLAIN = "plain text: whoever can reach the port can read models, take part as any client and stop runs"
+"""Environment variable with the folder of a person's certificate, for the command line."""
+PLAIN = "plain text: anyone who can reach the port can read models, take part as any client and stop runs"
 
 
 @dataclass(frozen=True)
 class Tls:
-    """The ``[tls]`` of every process."""
+    """The ``[tls]`` section of every process."""
 
     dir: str = ""
-    """Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``; empty talks plain text, on the loopback alone."""
+    """Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``; empty means plain text, on the loopback only."""
     crl: str = ""
-    """Servers: the list of revoked certificates; empty means ``crl.pem`` in ``dir``."""
+    """Used by servers only: the list of revoked certificates; empty means ``crl.pem`` in ``dir``."""
     insecure: bool = False
-    """Talk plain text although there is a ``dir``; other addresses than the loopback are refused."""
+    """Use plain text although ``dir`` is set; only loopback addresses are allowed."""
     insecure_anywhere: bool = False
-    """Talk plain text even to other machines."""
+    """Use plain text with other machines too."""
 
     @classmethod
     def of_user(cls, certs: str = "") -> Tls:
-        """Of somebody at the command line."""
+        """The settings of a person at the command line."""
         return cls(dir=certs or os.environ.get(CERTS_VARIABLE, ""))
 
     @property
@@ -47,40 +47,40 @@ class Tls:
         return Path(self.crl) if self.crl else self.folder / CRL
 
     def check(self, address: str) -> str:
-        """How this address may be listened on or dialled, for the log; or an error that says what to do."""
+        """How this address may be used, as text for the log; or an error that says what to do."""
         if self.secure:
             return f"mTLS with the certificate in {self.dir}"
         if self.insecure_anywhere:
             return f"{PLAIN}, from any machine, because insecure_anywhere says so"
         if is_loopback(address):
-            return f"{PLAIN}; on the loopback those are the users of this machine"
+            return f"{PLAIN}; on the loopback that means the users of this machine"
         raise ConfigError(
-            f"{address} is not the loopback, and without certificates everything would be {PLAIN}. Make "
+            f"{address} is not a loopback address, and without certificates everything would be {PLAIN}. Make "
             "certificates with `fedel certs` (docs/security.md, five commands) and set tls.dir, or force it "
             "with tls.insecure_anywhere = true (--insecure-anywhere)"
         )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """``--insecure`` and ``--insecure-anywhere`` of a process: each overrides its key in the configuration."""
+    """Add ``--insecure`` and ``--insecure-anywhere``: each overrides its key in the configuration."""
     parser.add_argument(
         "--insecure",
         dest="set",
         action="append_const",
         const="tls.insecure=true",
-        help="plain text and no identities, on the loopback alone",
+        help="plain text and no identities, on the loopback only",
     )
     parser.add_argument(
         "--insecure-anywhere",
         dest="set",
         action="append_const",
         const="tls.insecure_anywhere=true",
-        help="the same with any machine: everybody may read models and stop runs",
+        help="plain text with any machine: anyone can read models and stop runs",
     )
 
 
 def is_loopback(address: str) -> bool:
-    """Only processes of this machine can be at the other end.
+    """Whether only processes of this machine can be at the other end.
 
     >>> [is_loopback(a) for a in ("127.0.0.1:7070", "localhost:7070", "[::1]:7070", "unix:/run/x")]
     [True, True, True, True]

@@ -1,4 +1,4 @@
-"""One-time tokens: an operator makes one, a device trades it for its first certificate."""
+"""One-time tokens: an operator makes one, a device exchanges it for its first certificate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = "tokens.json"
 
 @dataclass(frozen=True)
 class Grant:
-    """Whom a token makes a certificate for."""
+    """The certificate that a token can be exchanged for."""
 
     identity: Identity
     hosts: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Token:
-    """What a device is told: its name, a secret, and by which authority to know the server.
+    """What a device needs to enrol: its name, a secret, and the fingerprint of the server's authority.
 
     >>> Token.parse(str(Token("jetson 1", "s3cret", b"x" * 32))).name
     'jetson 1'
@@ -54,12 +54,12 @@ class Token:
         except ValueError:
             fingerprint = b""
         if not name or not secret or len(fingerprint) != 32:
-            raise CertificateError("that is no whole token: copy all of what `fedel certs token` printed")
+            raise CertificateError("this is not a complete token: copy all of what `fedel certs token` printed")
         return cls(unquote(name), secret, fingerprint)
 
 
 class Tokens:
-    """Tokens that nobody used yet, by a digest of their secret. The caller holds the authority's lock."""
+    """Unused tokens, by a digest of their secret. The caller holds the authority's lock."""
 
     def __init__(self, folder: Path, fingerprint: bytes) -> None:
         self._path = folder / TOKENS
@@ -77,7 +77,7 @@ class Tokens:
         return token
 
     def take(self, secret: str, now: datetime) -> Grant:
-        """What the token grants; it is gone before anybody gets something for it."""
+        """What the token grants. The token is deleted before the caller uses the result."""
         entries = self._load(now)
         entry = entries.pop(_digest(secret), None)
         if entry is None:
@@ -107,7 +107,7 @@ class Tokens:
 
 
 def _digest(secret: str) -> str:
-    # The secret is random and long: a plain digest keeps it from whoever reads the file.
+    # The secret is random and long, so a plain digest is enough to hide it from readers of the file.
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

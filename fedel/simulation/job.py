@@ -24,7 +24,7 @@ class Evaluation:
     limit: int = 0
     """Test samples, spread evenly over the test set; 0 takes all of them."""
     exits_every: int = 0
-    """Every so many rounds the accuracy of each exit is written down too; 0 never."""
+    """Measure the accuracy of each exit in every n-th round; 0: never."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """PyramidFL (Li et al., 2022): Oort's choice of clients, then more steps for the fast ones (algorithms 8).
 
-All chosen clients train the whole model. A client that would wait for the slowest of them trains on instead,
-and the clients whose updates matter less leave tensors out of their upload.
+All chosen clients train the whole model. A client that would wait for the slowest of them trains more steps
+instead, and clients whose updates matter less leave tensors out of their upload.
 """
 
 from __future__ import annotations

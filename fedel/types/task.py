@@ -99,7 +99,7 @@ class Memory:
     selected: tuple[str, ...] = ()
     resets: int = 0
     rounds_held: int = 0
-    """Rounds for which the window has not moved, for the variant without rollback."""
+    """Number of rounds in which the window did not move, for the variant without rollback."""
     tensors: Tensors = field(default_factory=dict)
     """Per-client state of a method, such as FedDyn's correction."""
 

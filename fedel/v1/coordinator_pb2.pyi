@@ -28,37 +28,37 @@ class _RunPhase:
 class _RunPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunPhase.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RUN_PHASE_UNSPECIFIED: _RunPhase.ValueType  # 0
-    """Not said."""
+    """Not set."""
     RUN_PHASE_WAITING: _RunPhase.ValueType  # 1
-    """It waits for clients to join."""
+    """The run waits for clients to join."""
     RUN_PHASE_RUNNING: _RunPhase.ValueType  # 2
-    """Rounds are going on."""
+    """Rounds are running."""
     RUN_PHASE_PAUSED: _RunPhase.ValueType  # 3
-    """It stands still until it is resumed."""
+    """No round opens until the run is resumed."""
     RUN_PHASE_FINISHED: _RunPhase.ValueType  # 4
     """All rounds are done."""
     RUN_PHASE_STOPPED: _RunPhase.ValueType  # 5
-    """Somebody stopped it."""
+    """An operator stopped it."""
     RUN_PHASE_FAILED: _RunPhase.ValueType  # 6
-    """It cannot go on."""
+    """It failed and cannot continue."""
 
 class RunPhase(_RunPhase, metaclass=_RunPhaseEnumTypeWrapper):
-    """Where a run stands."""
+    """State of a run."""
 
 RUN_PHASE_UNSPECIFIED: RunPhase.ValueType  # 0
-"""Not said."""
+"""Not set."""
 RUN_PHASE_WAITING: RunPhase.ValueType  # 1
-"""It waits for clients to join."""
+"""The run waits for clients to join."""
 RUN_PHASE_RUNNING: RunPhase.ValueType  # 2
-"""Rounds are going on."""
+"""Rounds are running."""
 RUN_PHASE_PAUSED: RunPhase.ValueType  # 3
-"""It stands still until it is resumed."""
+"""No round opens until the run is resumed."""
 RUN_PHASE_FINISHED: RunPhase.ValueType  # 4
 """All rounds are done."""
 RUN_PHASE_STOPPED: RunPhase.ValueType  # 5
-"""Somebody stopped it."""
+"""An operator stopped it."""
 RUN_PHASE_FAILED: RunPhase.ValueType  # 6
-"""It cannot go on."""
+"""It failed and cannot continue."""
 Global___RunPhase: _TypeAlias = RunPhase  # noqa: Y015
 
 class _RunAction:
@@ -68,30 +68,30 @@ class _RunAction:
 class _RunActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunAction.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RUN_ACTION_UNSPECIFIED: _RunAction.ValueType  # 0
-    """Not said: refused."""
+    """Not set; the call is refused."""
     RUN_ACTION_PAUSE: _RunAction.ValueType  # 1
-    """Open no further round; the open one is finished."""
+    """Open no more rounds; the open round still completes."""
     RUN_ACTION_RESUME: _RunAction.ValueType  # 2
-    """Go on."""
+    """Continue a paused run."""
     RUN_ACTION_STOP: _RunAction.ValueType  # 3
-    """End it after the open round."""
+    """End the run after the open round."""
 
 class RunAction(_RunAction, metaclass=_RunActionEnumTypeWrapper):
-    """What to do with a run."""
+    """A change to the state of a run."""
 
 RUN_ACTION_UNSPECIFIED: RunAction.ValueType  # 0
-"""Not said: refused."""
+"""Not set; the call is refused."""
 RUN_ACTION_PAUSE: RunAction.ValueType  # 1
-"""Open no further round; the open one is finished."""
+"""Open no more rounds; the open round still completes."""
 RUN_ACTION_RESUME: RunAction.ValueType  # 2
-"""Go on."""
+"""Continue a paused run."""
 RUN_ACTION_STOP: RunAction.ValueType  # 3
-"""End it after the open round."""
+"""End the run after the open round."""
 Global___RunAction: _TypeAlias = RunAction  # noqa: Y015
 
 @_typing.final
 class DeviceFacts(_message.Message):
-    """What a device is."""
+    """Facts about the hardware and software of a device."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -99,7 +99,7 @@ class DeviceFacts(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
     device_type: _builtins.str
-    """Type of hardware, such as "jetson-orin-nano"; clients of one type share a histogram."""
+    """Type of hardware, such as "jetson-orin-nano". Clients of one type share a histogram."""
     memory_bytes: _builtins.int
     """Memory in bytes; 0 if unknown."""
     agent_version: _builtins.str
@@ -121,7 +121,7 @@ Global___DeviceFacts: _TypeAlias = DeviceFacts  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
-    """A message from an agent."""
+    """A message from an agent to the coordinator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -135,23 +135,23 @@ class SessionRequest(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """First on every stream."""
+        """The first message on every stream."""
 
     @_builtins.property
     def join(self) -> Global___Join:
-        """The agent joins a run: it has its model, data and profile ready."""
+        """The agent joins a run: model, data and timing profile are ready."""
 
     @_builtins.property
     def answer(self) -> Global___TaskAnswer:
-        """A task is begun or declined."""
+        """The agent starts a task, or declines it."""
 
     @_builtins.property
     def progress(self) -> Global___TaskProgress:
-        """A task goes on."""
+        """Progress of a task."""
 
     @_builtins.property
     def done(self) -> Global___TaskDone:
-        """A task is done and its update acknowledged by every aggregator."""
+        """A task is done: every aggregator has acknowledged the update."""
 
     @_builtins.property
     def evaluation(self) -> Global___EvaluationDone:
@@ -159,11 +159,11 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
-        """The agent is alive."""
+        """A sign that the agent is alive."""
 
     @_builtins.property
     def failed(self) -> Global___TaskFailed:
-        """Something went wrong with a task or a run."""
+        """A task or a run failed on the agent."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
-    """Who is speaking."""
+    """The sender of a session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -199,7 +199,7 @@ class Hello(_message.Message):
     """Name of the client, unique in the federation."""
     @_builtins.property
     def device(self) -> Global___DeviceFacts:
-        """What the device is."""
+        """The device it runs on."""
 
     def __init__(
         self,
@@ -227,16 +227,16 @@ class Join(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     CAN_EVALUATE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     model_digest: _builtins.str
-    """Digest of the model as the agent built it; another digest than the run's is refused."""
+    """Digest of the model that the agent built. The join is refused if it differs from the run's digest."""
     num_samples: _builtins.int
-    """Training samples the client holds."""
+    """Number of training samples that the client holds."""
     can_evaluate: _builtins.bool
-    """It holds test data and can evaluate."""
+    """True if the client has test data and can evaluate models."""
     @_builtins.property
     def profile(self) -> _task_pb2.TimingProfile:
-        """How fast the device is."""
+        """Timing profile: how fast the device is."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ Global___Join: _TypeAlias = Join  # noqa: Y015
 
 @_typing.final
 class TaskAnswer(_message.Message):
-    """Whether a task is taken."""
+    """Whether the agent accepts a task."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -266,13 +266,13 @@ class TaskAnswer(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     round_num: _builtins.int
-    """The round."""
+    """Number of the round, counted from 0."""
     accepted: _builtins.bool
-    """Taken, or declined."""
+    """True if accepted, false if declined."""
     reason: _builtins.str
-    """Why it was declined."""
+    """Why the task was declined."""
     def __init__(
         self,
         *,
@@ -291,7 +291,7 @@ Global___TaskAnswer: _TypeAlias = TaskAnswer  # noqa: Y015
 
 @_typing.final
 class TaskProgress(_message.Message):
-    """How far a task is."""
+    """Progress of a task."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -301,16 +301,16 @@ class TaskProgress(_message.Message):
     WINDOW_FIELD_NUMBER: _builtins.int
     PLANNED_SECONDS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     round_num: _builtins.int
-    """The round."""
+    """Number of the round, counted from 0."""
     phase: _builtins.str
     """"download", "train" or "upload"."""
     planned_seconds: _builtins.float
-    """Predicted seconds of training, once the window is known."""
+    """Predicted seconds of training, as soon as the window is known."""
     @_builtins.property
     def window(self) -> _task_pb2.WindowState:
-        """The window chosen, once it is known."""
+        """The window, as soon as it is known."""
 
     def __init__(
         self,
@@ -342,22 +342,22 @@ class TaskDone(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     bytes_up: _builtins.int
-    """Bytes sent up."""
+    """Bytes sent to the aggregators."""
     bytes_down: _builtins.int
-    """Bytes received."""
+    """Bytes received from the aggregators."""
     @_builtins.property
     def report(self) -> _task_pb2.Report:
-        """What came of it."""
+        """Results of the training."""
 
     @_builtins.property
     def phases(self) -> Global___PhaseSeconds:
-        """Measured seconds by phase."""
+        """Measured seconds per phase."""
 
     @_builtins.property
     def device(self) -> Global___DeviceState:
-        """How the device fared."""
+        """Power, energy and temperature of the device."""
 
     def __init__(
         self,
@@ -379,7 +379,7 @@ Global___TaskDone: _TypeAlias = TaskDone  # noqa: Y015
 
 @_typing.final
 class PhaseSeconds(_message.Message):
-    """Where a task's time went."""
+    """Seconds of each phase of a task."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -390,11 +390,11 @@ class PhaseSeconds(_message.Message):
     download: _builtins.float
     """Receiving the model."""
     train: _builtins.float
-    """Training, importance included."""
+    """Training, including the measurement of importance."""
     upload: _builtins.float
     """Sending the update."""
     wait: _builtins.float
-    """Waiting for a permit to send it."""
+    """Waiting for a permit to send the update."""
     def __init__(
         self,
         *,
@@ -413,7 +413,7 @@ Global___PhaseSeconds: _TypeAlias = PhaseSeconds  # noqa: Y015
 
 @_typing.final
 class DeviceState(_message.Message):
-    """How a device fares."""
+    """Power, energy and temperature of a device during a task."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -421,11 +421,11 @@ class DeviceState(_message.Message):
     ENERGY_JOULES_FIELD_NUMBER: _builtins.int
     TEMPERATURE_CELSIUS_FIELD_NUMBER: _builtins.int
     power_watts: _builtins.float
-    """Mean power while training, in watts; absent if the device does not tell."""
+    """Mean power while training, in watts; absent if the device has no sensor for it."""
     energy_joules: _builtins.float
-    """Energy of the task, in joules; absent if the device does not tell."""
+    """Energy of the task, in joules; absent if the device has no sensor for it."""
     temperature_celsius: _builtins.float
-    """Highest temperature, in degrees Celsius; absent if the device does not tell."""
+    """Highest temperature, in degrees Celsius; absent if the device has no sensor for it."""
     def __init__(
         self,
         *,
@@ -465,17 +465,17 @@ class EvaluationDone(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     model_version: _builtins.int
     """Version of the model."""
     accuracy: _builtins.float
-    """Share of the test samples that are classified rightly; for text, of the masked words."""
+    """Share of the test samples that are classified correctly; for text, of the masked words."""
     loss: _builtins.float
-    """Mean loss."""
+    """Mean test loss."""
     num_samples: _builtins.int
     """Number of test samples."""
     seconds: _builtins.float
-    """Seconds it took."""
+    """Seconds that the evaluation took."""
     def __init__(
         self,
         *,
@@ -496,7 +496,7 @@ Global___EvaluationDone: _TypeAlias = EvaluationDone  # noqa: Y015
 
 @_typing.final
 class TaskFailed(_message.Message):
-    """A task or run that an agent could not go on with."""
+    """A task or a run that failed on the agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -504,11 +504,11 @@ class TaskFailed(_message.Message):
     ROUND_NUM_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     round_num: _builtins.int
-    """The round; -1 if it is about the run as a whole."""
+    """Number of the round; -1 if the whole run failed."""
     message: _builtins.str
-    """What happened, for people."""
+    """What happened, as text for people."""
     def __init__(
         self,
         *,
@@ -526,7 +526,7 @@ Global___TaskFailed: _TypeAlias = TaskFailed  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """The agent is alive."""
+    """A sign that the agent is alive."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -543,7 +543,7 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class SessionResponse(_message.Message):
-    """A message to an agent."""
+    """A message from the coordinator to an agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -556,11 +556,11 @@ class SessionResponse(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
-        """Answer to hello: what to expect."""
+        """Answer to Hello: settings of the session."""
 
     @_builtins.property
     def run(self) -> Global___RunOffer:
-        """A run to get ready for."""
+        """A run that the agent may join."""
 
     @_builtins.property
     def task(self) -> _task_pb2.Task:
@@ -572,15 +572,15 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def closed(self) -> Global___RoundClosed:
-        """A round is closed."""
+        """A round has closed."""
 
     @_builtins.property
     def ended(self) -> Global___RunEnded:
-        """A run is over; the agent may let go of it."""
+        """A run has ended; the agent may free what it holds for it."""
 
     @_builtins.property
     def refused(self) -> Global___JoinRefused:
-        """The agent may not join a run as it is."""
+        """The agent's join was refused."""
 
     def __init__(
         self,
@@ -605,16 +605,16 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class JoinRefused(_message.Message):
-    """A join that was refused; the session and the agent's other runs go on."""
+    """A join that was refused. The session and the other runs of the agent continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     reason: _builtins.str
-    """What is wrong and what to do about it, for people."""
+    """What is wrong and what to do, as text for people."""
     def __init__(
         self,
         *,
@@ -631,13 +631,13 @@ Global___JoinRefused: _TypeAlias = JoinRefused  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
-    """What to expect of a session."""
+    """Settings of a session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     heartbeat_seconds: _builtins.float
-    """Send a heartbeat this often."""
+    """Seconds between two heartbeats of the agent."""
     def __init__(
         self,
         *,
@@ -653,14 +653,14 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Shard(_message.Message):
-    """One aggregator process, and the tensors it keeps."""
+    """One aggregator and the tensors it holds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ADDRESS_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """Its address."""
+    """Address of the aggregator."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of its tensors; empty means all of them."""
@@ -691,18 +691,18 @@ class RunOffer(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     config_json: _builtins.str
-    """Its effective configuration, as JSON: strategy, local work, model, data."""
+    """Effective configuration of the run, as JSON: strategy, local work, model, data."""
     model_digest: _builtins.str
-    """Digest that the model must have."""
+    """Digest that the agent's model must have."""
     instance: _builtins.str
-    """Tells this run from an earlier one of the same name, such as the moment it was created: an agent throws
-    away what it kept of the other.
+    """Distinguishes this run from an earlier run with the same name, for example by its time of creation. An agent
+    deletes what it stored for the earlier run.
     """
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]:
-        """Where the model is kept."""
+        """The aggregators that hold the model."""
 
     def __init__(
         self,
@@ -730,7 +730,7 @@ class EvaluationTask(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     model_version: _builtins.int
     """Version of the model."""
     def __init__(
@@ -749,7 +749,7 @@ Global___EvaluationTask: _TypeAlias = EvaluationTask  # noqa: Y015
 
 @_typing.final
 class RoundClosed(_message.Message):
-    """A round is closed."""
+    """A round has closed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -758,13 +758,13 @@ class RoundClosed(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     round_num: _builtins.int
-    """The round."""
+    """Number of the round, counted from 0."""
     model_version: _builtins.int
-    """Version of the model that came of it."""
+    """Version of the model that the round produced."""
     counted: _builtins.bool
-    """This client's update is in it."""
+    """True if the update of this client counted."""
     def __init__(
         self,
         *,
@@ -783,16 +783,16 @@ Global___RoundClosed: _TypeAlias = RoundClosed  # noqa: Y015
 
 @_typing.final
 class RunEnded(_message.Message):
-    """A run is over."""
+    """A run has ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     phase: Global___RunPhase.ValueType
-    """Why: finished, stopped or failed."""
+    """How it ended: finished, stopped or failed."""
     def __init__(
         self,
         *,
@@ -817,12 +817,12 @@ class CreateRunRequest(_message.Message):
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """Its name; unique at this coordinator."""
+    """Name of the run; unique at this coordinator."""
     config_json: _builtins.str
-    """Its effective configuration, as JSON."""
+    """Effective configuration, as JSON."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
-        """The model's blocks and tensors."""
+        """Blocks and tensors of the model."""
 
     def __init__(
         self,
@@ -848,7 +848,7 @@ class CreateRunResponse(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def status(self) -> Global___RunStatus:
-        """How it stands."""
+        """Its status."""
 
     def __init__(
         self,
@@ -872,9 +872,9 @@ class ControlRunRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     action: Global___RunAction.ValueType
-    """What to do."""
+    """The change."""
     def __init__(
         self,
         *,
@@ -891,14 +891,14 @@ Global___ControlRunRequest: _TypeAlias = ControlRunRequest  # noqa: Y015
 
 @_typing.final
 class ControlRunResponse(_message.Message):
-    """The run after it."""
+    """The run after the change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def status(self) -> Global___RunStatus:
-        """How it stands."""
+        """Its status."""
 
     def __init__(
         self,
@@ -915,7 +915,7 @@ Global___ControlRunResponse: _TypeAlias = ControlRunResponse  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
-    """No conditions: all runs."""
+    """Takes no parameters: all runs are listed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -962,7 +962,7 @@ class WatchRunRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run; empty means the newest."""
+    """Name of the run; empty means the newest run."""
     def __init__(
         self,
         *,
@@ -978,14 +978,14 @@ Global___WatchRunRequest: _TypeAlias = WatchRunRequest  # noqa: Y015
 
 @_typing.final
 class WatchRunResponse(_message.Message):
-    """How a run stands now."""
+    """Current status of the run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def status(self) -> Global___RunStatus:
-        """The run."""
+        """Its status."""
 
     def __init__(
         self,
@@ -1002,7 +1002,7 @@ Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
 
 @_typing.final
 class RunStatus(_message.Message):
-    """How a run stands."""
+    """Status of a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1020,34 +1020,34 @@ class RunStatus(_message.Message):
     ROUNDS_JSON_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run."""
+    """Name of the run."""
     config_json: _builtins.str
-    """Its configuration, as JSON."""
+    """Effective configuration, as JSON."""
     phase: Global___RunPhase.ValueType
-    """Where it stands."""
+    """State of the run."""
     message: _builtins.str
-    """Why it failed, or what it waits for, for people."""
+    """Why it failed, or what it waits for, as text for people."""
     round_num: _builtins.int
-    """The open round, or the next one."""
+    """Number of the open round, or of the next round if none is open."""
     num_rounds: _builtins.int
-    """Rounds in all."""
+    """Total number of rounds."""
     budget_seconds: _builtins.float
     """T_th of one training step, in seconds; 0 before the first round."""
     round_phase: _builtins.str
     """"waiting", "train", "fold" or "evaluate"."""
     round_seconds: _builtins.float
-    """Seconds the open round has taken."""
+    """Seconds since the open round began."""
     model_version: _builtins.int
     """Version of the newest model."""
     created_at: _builtins.float
-    """Unix time of its creation, in seconds."""
+    """Unix time at which the run was created, in seconds."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
         """Every client that joined."""
 
     @_builtins.property
     def rounds_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Closed rounds as JSON, one each, the newest last; a follower gets each once."""
+        """Closed rounds, one JSON text per round, newest last. A follower receives each round once."""
 
     def __init__(
         self,
@@ -1076,7 +1076,7 @@ Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
 
 @_typing.final
 class ClientStatus(_message.Message):
-    """How a client stands in a run."""
+    """Status of a client in a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1091,26 +1091,26 @@ class ClientStatus(_message.Message):
     BYTES_UP_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     client: _builtins.str
-    """The client."""
+    """Name of the client."""
     device_type: _builtins.str
-    """Type of its hardware."""
+    """Type of hardware."""
     connected: _builtins.bool
-    """It has a session now."""
+    """True if the client has an open session."""
     silent_seconds: _builtins.float
-    """Seconds since it was last heard."""
+    """Seconds since the coordinator last received a message from it."""
     phase: _builtins.str
     """"idle", "download", "train", "upload" or "done"."""
     train_seconds: _builtins.float
-    """Measured training seconds of its last round."""
+    """Measured training seconds in its last round."""
     budget_seconds: _builtins.float
-    """Budget of that round, in seconds."""
+    """Its time budget in that round, in seconds."""
     bytes_up: _builtins.int
     """Bytes it sent in that round."""
     bytes_down: _builtins.int
     """Bytes it received in that round."""
     @_builtins.property
     def window(self) -> _task_pb2.WindowState:
-        """Its window."""
+        """Its current window."""
 
     def __init__(
         self,
@@ -1136,7 +1136,7 @@ Global___ClientStatus: _TypeAlias = ClientStatus  # noqa: Y015
 
 @_typing.final
 class ListAggregatorsRequest(_message.Message):
-    """No conditions."""
+    """Takes no parameters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1153,7 +1153,7 @@ Global___ListAggregatorsRequest: _TypeAlias = ListAggregatorsRequest  # noqa: Y0
 
 @_typing.final
 class ListAggregatorsResponse(_message.Message):
-    """The aggregators."""
+    """All aggregators."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorServiceStub:
-    """Plans rounds, tells clients what to train, and keeps where each of them stands.
+    """Plans rounds, sends tasks to clients, and stores the state of every client.
     """
 
     def __init__(self, channel):
@@ -68,18 +68,18 @@ class CoordinatorServiceStub:
 
 
 class CoordinatorServiceServicer:
-    """Plans rounds, tells clients what to train, and keeps where each of them stands.
+    """Plans rounds, sends tasks to clients, and stores the state of every client.
     """
 
     def Session(self, request_iterator, context):
-        """An agent's one long-lived stream: it says hello, then tasks are pushed to it as rounds open.
+        """The one long-lived stream of an agent: it sends Hello, then receives tasks as rounds open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateRun(self, request, context):
-        """Create a run; its model must be at the aggregators already.
+        """Create a run. The aggregators must already have its model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,14 +100,14 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Follow a run: what is known now, then every change, until it ends.
+        """Follow a run: first its current status, then every change until it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAggregators(self, request, context):
-        """The aggregators, in shard order, so that a new run's model can be brought to them.
+        """Addresses of the aggregators in shard order. The model of a new run is uploaded to them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +155,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CoordinatorService:
-    """Plans rounds, tells clients what to train, and keeps where each of them stands.
+    """Plans rounds, sends tasks to clients, and stores the state of every client.
     """
 
     @staticmethod

@@ -27,45 +27,45 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CoordinatorServiceStub:
-    """Plans rounds, tells clients what to train, and keeps where each of them stands."""
+    """Plans rounds, sends tasks to clients, and stores the state of every client."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_coordinator_pb2.SessionRequest, _coordinator_pb2.SessionResponse]
-    """An agent's one long-lived stream: it says hello, then tasks are pushed to it as rounds open."""
+    """The one long-lived stream of an agent: it sends Hello, then receives tasks as rounds open."""
     CreateRun: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CreateRunRequest, _coordinator_pb2.CreateRunResponse]
-    """Create a run; its model must be at the aggregators already."""
+    """Create a run. The aggregators must already have its model."""
     ControlRun: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ControlRunRequest, _coordinator_pb2.ControlRunResponse]
     """Pause, resume or stop a run."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListRunsRequest, _coordinator_pb2.ListRunsResponse]
     """All runs, newest first."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchRunRequest, _coordinator_pb2.WatchRunResponse]
-    """Follow a run: what is known now, then every change, until it ends."""
+    """Follow a run: first its current status, then every change until it ends."""
     ListAggregators: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListAggregatorsRequest, _coordinator_pb2.ListAggregatorsResponse]
-    """The aggregators, in shard order, so that a new run's model can be brought to them."""
+    """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
-    """Plans rounds, tells clients what to train, and keeps where each of them stands."""
+    """Plans rounds, sends tasks to clients, and stores the state of every client."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_coordinator_pb2.SessionRequest, _coordinator_pb2.SessionResponse]  # type: ignore[assignment]
-    """An agent's one long-lived stream: it says hello, then tasks are pushed to it as rounds open."""
+    """The one long-lived stream of an agent: it sends Hello, then receives tasks as rounds open."""
     CreateRun: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CreateRunRequest, _coordinator_pb2.CreateRunResponse]  # type: ignore[assignment]
-    """Create a run; its model must be at the aggregators already."""
+    """Create a run. The aggregators must already have its model."""
     ControlRun: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ControlRunRequest, _coordinator_pb2.ControlRunResponse]  # type: ignore[assignment]
     """Pause, resume or stop a run."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListRunsRequest, _coordinator_pb2.ListRunsResponse]  # type: ignore[assignment]
     """All runs, newest first."""
     WatchRun: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchRunRequest, _coordinator_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Follow a run: what is known now, then every change, until it ends."""
+    """Follow a run: first its current status, then every change until it ends."""
     ListAggregators: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListAggregatorsRequest, _coordinator_pb2.ListAggregatorsResponse]  # type: ignore[assignment]
-    """The aggregators, in shard order, so that a new run's model can be brought to them."""
+    """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Plans rounds, tells clients what to train, and keeps where each of them stands."""
+    """Plans rounds, sends tasks to clients, and stores the state of every client."""
 
     @_abc_1.abstractmethod
     def Session(
@@ -73,7 +73,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_coordinator_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.SessionResponse], _abc.AsyncIterator[_coordinator_pb2.SessionResponse]]:
-        """An agent's one long-lived stream: it says hello, then tasks are pushed to it as rounds open."""
+        """The one long-lived stream of an agent: it sends Hello, then receives tasks as rounds open."""
 
     @_abc_1.abstractmethod
     def CreateRun(
@@ -81,7 +81,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.CreateRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.CreateRunResponse, _abc.Awaitable[_coordinator_pb2.CreateRunResponse]]:
-        """Create a run; its model must be at the aggregators already."""
+        """Create a run. The aggregators must already have its model."""
 
     @_abc_1.abstractmethod
     def ControlRun(
@@ -105,7 +105,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.WatchRunResponse], _abc.AsyncIterator[_coordinator_pb2.WatchRunResponse]]:
-        """Follow a run: what is known now, then every change, until it ends."""
+        """Follow a run: first its current status, then every change until it ends."""
 
     @_abc_1.abstractmethod
     def ListAggregators(
@@ -113,6 +113,6 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.ListAggregatorsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.ListAggregatorsResponse, _abc.Awaitable[_coordinator_pb2.ListAggregatorsResponse]]:
-        """The aggregators, in shard order, so that a new run's model can be brought to them."""
+        """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

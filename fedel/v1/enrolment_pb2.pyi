@@ -18,16 +18,16 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class EnrolRequest(_message.Message):
-    """A device that has no certificate yet."""
+    """Request of a device that has no certificate yet."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SECRET_FIELD_NUMBER: _builtins.int
     SIGNING_REQUEST_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The secret of the token; it says whom the certificate will be for."""
+    """The secret part of the token. It determines the name and role in the certificate."""
     signing_request: _builtins.bytes
-    """Signing request in PEM; the key stays on the device."""
+    """Signing request in PEM format; the private key stays on the device."""
     def __init__(
         self,
         *,
@@ -50,7 +50,7 @@ class EnrolResponse(_message.Message):
 
     CERTIFICATES_FIELD_NUMBER: _builtins.int
     certificates: _builtins.bytes
-    """The certificate in PEM, and behind it the authority's."""
+    """The certificate in PEM format, followed by the certificate of the authority."""
     def __init__(
         self,
         *,
@@ -66,13 +66,13 @@ Global___EnrolResponse: _TypeAlias = EnrolResponse  # noqa: Y015
 
 @_typing.final
 class RenewRequest(_message.Message):
-    """A process whose certificate will expire."""
+    """Request of a process whose certificate will expire."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SIGNING_REQUEST_FIELD_NUMBER: _builtins.int
     signing_request: _builtins.bytes
-    """Signing request in PEM."""
+    """Signing request in PEM format."""
     def __init__(
         self,
         *,
@@ -94,7 +94,7 @@ class RenewResponse(_message.Message):
 
     CERTIFICATES_FIELD_NUMBER: _builtins.int
     certificates: _builtins.bytes
-    """The certificate in PEM, and behind it the authority's."""
+    """The certificate in PEM format, followed by the certificate of the authority."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EnrolmentServiceStub:
-    """Signs certificates: the first one of a device for a one-time token, every later one for the one before.
+    """Signs certificates: the first one in exchange for a one-time token, later ones in exchange for the previous one.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class EnrolmentServiceStub:
 
 
 class EnrolmentServiceServicer:
-    """Signs certificates: the first one of a device for a one-time token, every later one for the one before.
+    """Signs certificates: the first one in exchange for a one-time token, later ones in exchange for the previous one.
     """
 
     def Enrol(self, request, context):
-        """Trade a token for a certificate. On a port of its own, where callers need no certificate yet.
+        """Exchange a token for a certificate. Served on a separate port where callers need no certificate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """A new certificate with the identity of the one the caller shows. On the coordinator's usual port.
+        """Get a new certificate with the same identity as the caller's current one. Served on the coordinator's main port.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EnrolmentService:
-    """Signs certificates: the first one of a device for a one-time token, every later one for the one before.
+    """Signs certificates: the first one in exchange for a one-time token, later ones in exchange for the previous one.
     """
 
     @staticmethod

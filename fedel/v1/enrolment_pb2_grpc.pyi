@@ -27,29 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EnrolmentServiceStub:
-    """Signs certificates: the first one of a device for a one-time token, every later one for the one before."""
+    """Signs certificates: the first one in exchange for a one-time token, later ones in exchange for the previous one."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EnrolmentServiceAsyncStub: ...
     Enrol: _grpc.UnaryUnaryMultiCallable[_enrolment_pb2.EnrolRequest, _enrolment_pb2.EnrolResponse]
-    """Trade a token for a certificate. On a port of its own, where callers need no certificate yet."""
+    """Exchange a token for a certificate. Served on a separate port where callers need no certificate."""
     Renew: _grpc.UnaryUnaryMultiCallable[_enrolment_pb2.RenewRequest, _enrolment_pb2.RenewResponse]
-    """A new certificate with the identity of the one the caller shows. On the coordinator's usual port."""
+    """Get a new certificate with the same identity as the caller's current one. Served on the coordinator's main port."""
 
 @_typing.type_check_only
 class EnrolmentServiceAsyncStub(EnrolmentServiceStub):
-    """Signs certificates: the first one of a device for a one-time token, every later one for the one before."""
+    """Signs certificates: the first one in exchange for a one-time token, later ones in exchange for the previous one."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Enrol: _aio.UnaryUnaryMultiCallable[_enrolment_pb2.EnrolRequest, _enrolment_pb2.EnrolResponse]  # type: ignore[assignment]
-    """Trade a token for a certificate. On a port of its own, where callers need no certificate yet."""
+    """Exchange a token for a certificate. Served on a separate port where callers need no certificate."""
     Renew: _aio.UnaryUnaryMultiCallable[_enrolment_pb2.RenewRequest, _enrolment_pb2.RenewResponse]  # type: ignore[assignment]
-    """A new certificate with the identity of the one the caller shows. On the coordinator's usual port."""
+    """Get a new certificate with the same identity as the caller's current one. Served on the coordinator's main port."""
 
 class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Signs certificates: the first one of a device for a one-time token, every later one for the one before."""
+    """Signs certificates: the first one in exchange for a one-time token, later ones in exchange for the previous one."""
 
     @_abc_1.abstractmethod
     def Enrol(
@@ -57,7 +57,7 @@ class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _enrolment_pb2.EnrolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_enrolment_pb2.EnrolResponse, _abc.Awaitable[_enrolment_pb2.EnrolResponse]]:
-        """Trade a token for a certificate. On a port of its own, where callers need no certificate yet."""
+        """Exchange a token for a certificate. Served on a separate port where callers need no certificate."""
 
     @_abc_1.abstractmethod
     def Renew(
@@ -65,6 +65,6 @@ class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _enrolment_pb2.RenewRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_enrolment_pb2.RenewResponse, _abc.Awaitable[_enrolment_pb2.RenewResponse]]:
-        """A new certificate with the identity of the one the caller shows. On the coordinator's usual port."""
+        """Get a new certificate with the same identity as the caller's current one. Served on the coordinator's main port."""
 
 def add_EnrolmentServiceServicer_to_server(servicer: EnrolmentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

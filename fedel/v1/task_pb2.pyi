@@ -33,11 +33,11 @@ class LocalWork(_message.Message):
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
     CLIP_NORM_FIELD_NUMBER: _builtins.int
     num_steps: _builtins.int
-    """Mini-batches a round; 0 means num_epochs passes over the client's own data."""
+    """Mini-batches per round; 0 means num_epochs passes over the client's data."""
     num_epochs: _builtins.int
-    """Passes over the client's data, where num_steps is 0."""
+    """Passes over the client's data per round; used if num_steps is 0."""
     batch_size: _builtins.int
-    """Samples a mini-batch."""
+    """Samples per mini-batch."""
     optimiser: _builtins.str
     """"sgd" or "adamw"."""
     lr: _builtins.float
@@ -47,7 +47,7 @@ class LocalWork(_message.Message):
     weight_decay: _builtins.float
     """Weight decay."""
     clip_norm: _builtins.float
-    """Gradient norm above which gradients are scaled down; 0 switches it off."""
+    """Gradients with a larger norm are scaled down to this norm; 0 switches this off."""
     def __init__(
         self,
         *,
@@ -70,7 +70,7 @@ Global___LocalWork: _TypeAlias = LocalWork  # noqa: Y015
 
 @_typing.final
 class Task(_message.Message):
-    """One client's order for one round."""
+    """The work of one client in one round."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -107,38 +107,38 @@ class Task(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """The run it belongs to."""
+    """Name of the run."""
     round_num: _builtins.int
-    """Number of the round, from 0."""
+    """Number of the round, counted from 0."""
     client: _builtins.str
-    """The client it is for."""
+    """Name of the client."""
     budget_seconds: _builtins.float
     """T_th of one training step, in seconds."""
     seed: _builtins.int
-    """Seed of everything random in it."""
+    """Seed for everything random in the task."""
     model_version: _builtins.int
     """Version of the model to start from."""
     accepted_round: _builtins.int
-    """The last round whose update of this client was accepted; -1 if none was. The agent goes on from the
-    memory it kept for that round.
+    """The last round in which the update of this client counted; -1 if there is none. The agent continues from the
+    memory that it stored in that round.
     """
     deadline_seconds: _builtins.float
-    """Seconds from now after which the round may close without this client."""
+    """The round may close without this client after this many seconds."""
     @_builtins.property
     def work(self) -> Global___LocalWork:
-        """How to train."""
+        """Steps, batch size and optimiser."""
 
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """What the strategy's plan decided for this client, such as its width."""
+        """What the strategy decided for this client, such as its width."""
 
     @_builtins.property
     def global_importance(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Squared change of each tensor in the last round, in the model's tensor order; empty in round 0."""
+        """Squared change of each tensor in the last round, in the tensor order of the model; empty in round 0."""
 
     @_builtins.property
     def memory(self) -> Global___WindowState:
-        """What that memory held, for a device that lost its disk."""
+        """Copy of that memory, for a device that lost its disk."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ Global___Task: _TypeAlias = Task  # noqa: Y015
 
 @_typing.final
 class WindowState(_message.Message):
-    """Where a client stands in the model: its sliding window."""
+    """The sliding window of a client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -176,16 +176,16 @@ class WindowState(_message.Message):
     ROUNDS_HELD_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
     end_block: _builtins.int
-    """Shallow edge, a block counted from 1; 0 if the method has no window."""
+    """First block of the window, counted from 1 at the input; 0 if the method has no window."""
     front_block: _builtins.int
-    """Deep edge, a block counted from 1; 0 if the method has no window."""
+    """Last block of the window, counted from 1 at the input; 0 if the method has no window."""
     resets: _builtins.int
-    """Times the window has started again from the input."""
+    """How often the window has started again at the input."""
     rounds_held: _builtins.int
-    """Rounds the window has stood still."""
+    """Number of rounds since the window last moved."""
     @_builtins.property
     def selected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the tensors trained in this window's round."""
+        """Names of the tensors that were trained in this round."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ Global___WindowState: _TypeAlias = WindowState  # noqa: Y015
 
 @_typing.final
 class Report(_message.Message):
-    """What a client tells about the round it trained."""
+    """Results of a client's training in one round."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -227,15 +227,15 @@ class Report(_message.Message):
     WINDOW_FIELD_NUMBER: _builtins.int
     OVER_BUDGET_FIELD_NUMBER: _builtins.int
     client: _builtins.str
-    """The client."""
+    """Name of the client."""
     round_num: _builtins.int
-    """The round."""
+    """Number of the round, counted from 0."""
     num_samples: _builtins.int
-    """Samples the client holds."""
+    """Number of training samples that the client holds."""
     num_steps: _builtins.int
-    """Training steps taken."""
+    """Number of training steps."""
     effective_steps: _builtins.float
-    """FedNova's a_n: the l1 norm of the weights that the steps carry in the update."""
+    """a_n of FedNova: the l1 norm of the weights of the steps in the update."""
     loss: _builtins.float
     """Mean training loss."""
     loss_square: _builtins.float
@@ -247,18 +247,18 @@ class Report(_message.Message):
     backward_seconds: _builtins.float
     """Predicted backward seconds of one step."""
     probe_forward_seconds: _builtins.float
-    """Predicted forward seconds of measuring importance."""
+    """Predicted forward seconds of the importance probe."""
     probe_backward_seconds: _builtins.float
-    """Predicted backward seconds of measuring importance."""
+    """Predicted backward seconds of the importance probe."""
     train_seconds: _builtins.float
-    """Measured seconds of training, importance included."""
+    """Measured seconds of training, including the importance probe."""
     peak_memory_bytes: _builtins.int
     """Highest memory use while training, in bytes; 0 if unknown."""
     over_budget: _builtins.bool
-    """Not even the smallest useful piece of work fitted the budget."""
+    """True if even the smallest useful piece of work did not fit the budget."""
     @_builtins.property
     def window(self) -> Global___WindowState:
-        """The window, and what was trained in it."""
+        """The window and the tensors that were trained."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ Global___Report: _TypeAlias = Report  # noqa: Y015
 
 @_typing.final
 class TensorTime(_message.Message):
-    """Backward seconds of one tensor in one training step."""
+    """Backward seconds of one tensor per training step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -303,9 +303,9 @@ class TensorTime(_message.Message):
     block: _builtins.int
     """Its block, counted from 1."""
     grad_seconds: _builtins.float
-    """Seconds to pass the gradient through its operation."""
+    """Seconds to pass the gradient through the tensor's operation."""
     update_seconds: _builtins.float
-    """Seconds to compute its own gradient and update it."""
+    """Seconds to compute the tensor's own gradient and to update it."""
     def __init__(
         self,
         *,
@@ -324,7 +324,7 @@ Global___TensorTime: _TypeAlias = TensorTime  # noqa: Y015
 
 @_typing.final
 class BlockTime(_message.Message):
-    """Seconds of one block in one training step."""
+    """Seconds of one block per training step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -339,7 +339,7 @@ class BlockTime(_message.Message):
     exit_backward_seconds: _builtins.float
     """Backward pass and update of the exit after it."""
     frozen_forward_seconds: _builtins.float
-    """Forward pass where the block is frozen; 0 if it was not measured."""
+    """Forward pass while the block is frozen; 0 if not measured."""
     def __init__(
         self,
         *,
@@ -358,7 +358,7 @@ Global___BlockTime: _TypeAlias = BlockTime  # noqa: Y015
 
 @_typing.final
 class WidthTime(_message.Message):
-    """Seconds of one training step of a narrowed model."""
+    """Seconds per training step of a narrowed model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -366,7 +366,7 @@ class WidthTime(_message.Message):
     FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
     BACKWARD_SECONDS_FIELD_NUMBER: _builtins.int
     width: _builtins.float
-    """Share of the channels that are kept."""
+    """Share of the channels that the narrowed model keeps."""
     forward_seconds: _builtins.float
     """Forward seconds."""
     backward_seconds: _builtins.float
@@ -388,7 +388,7 @@ Global___WidthTime: _TypeAlias = WidthTime  # noqa: Y015
 
 @_typing.final
 class TimingProfile(_message.Message):
-    """How long each part of a training step takes on one device."""
+    """Seconds of each part of a training step on one device."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -402,17 +402,17 @@ class TimingProfile(_message.Message):
     CALIBRATION_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     device: _builtins.str
-    """The device it was measured on."""
+    """The device that was measured."""
     model: _builtins.str
-    """The model."""
+    """Name of the model."""
     batch_size: _builtins.int
-    """Samples a step."""
+    """Samples per step."""
     overhead_seconds: _builtins.float
-    """Seconds of a step besides forward and backward."""
+    """Seconds of a step that are neither forward nor backward."""
     calibration: _builtins.float
-    """Measured whole over the sum of measured parts; already applied."""
+    """Measured time of the whole step divided by the sum of its parts; already applied to the parts."""
     source: _builtins.str
-    """"measured", or where the figures come from."""
+    """"measured", or the source of the numbers."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorTime]:
         """Every trainable tensor, in forward order."""
@@ -423,7 +423,7 @@ class TimingProfile(_message.Message):
 
     @_builtins.property
     def widths(self) -> _containers.RepeatedCompositeFieldContainer[Global___WidthTime]:
-        """Narrowed models, where measured."""
+        """Narrowed models, if measured."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Our types to protobuf messages and back."""
+"""Convert our types to protobuf messages and back."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def spec_from_pb(message: model_pb2.ModelSpec) -> ModelSpec:
 
 def dtype_to_pb(dtype: str) -> model_pb2.Dtype.ValueType:
     if dtype != "float32":
-        raise UpdateRefused("dtype", f"tensors of {dtype} do not travel: convert them to float32")
+        raise UpdateRefused("dtype", f"tensors of type {dtype} cannot be sent: convert them to float32")
     return model_pb2.DTYPE_FLOAT32
 
 
 def dtype_from_pb(number: int) -> str:
     if number != model_pb2.DTYPE_FLOAT32:
-        raise UpdateRefused("dtype", f"unknown dtype {number}: this side knows float32 alone")
+        raise UpdateRefused("dtype", f"unknown dtype {number}: this side only knows float32")
     return "float32"
 
 

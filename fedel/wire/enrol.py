@@ -1,4 +1,4 @@
-"""How a process gets its first certificate and its next ones over the wire."""
+"""Get the first certificate of a process, and later ones, over the network."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TIMEOUT_SECONDS = 20.0
 
 
 def fetch_authority(address: str, fingerprint: bytes) -> bytes:
-    """The authority's certificate in PEM, as the server shows it: public, and known by its fingerprint."""
+    """The authority's certificate in PEM format, as the server sends it; its fingerprint is checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Nothing is said on this connection. What it shows is trusted if the fingerprint fits, and not otherwise.
+    # We send nothing on this connection. We trust the certificate only if its fingerprint matches.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
@@ -41,23 +41,23 @@ def fetch_authority(address: str, fingerprint: bytes) -> bytes:
         if hashlib.sha256(der).digest() == fingerprint:
             return ssl.DER_cert_to_PEM_cert(der).encode()
     raise CertificateError(
-        f"{address} is not of the federation that made the token: its authority has another fingerprint. "
-        "Check the address; if it is right, somebody stands between"
+        f"{address} does not belong to the federation that made the token: its authority has another "
+        "fingerprint. Check the address. If it is correct, the connection may be intercepted"
     )
 
 
 def _chain(secured: ssl.SSLSocket) -> list[bytes]:
-    """Every certificate the server sent, in DER."""
+    """Every certificate that the server sent, in DER format."""
     if hasattr(secured, "get_unverified_chain"):
         found: list[bytes] = secured.get_unverified_chain()
         return found
-    # Python 3.10 to 3.12 have it too, under a private name that these versions will not change any more.
+    # Python 3.10 to 3.12 have it under a private name, which these versions will not change any more.
     inner: Any = secured._sslobj  # type: ignore[attr-defined]
     return [ssl.PEM_cert_to_DER_cert(one.public_bytes()) for one in inner.get_unverified_chain()]
 
 
 async def enrol(address: str, token: Token, folder: Path, ca: bytes) -> Credentials:
-    """Trade the token for a certificate of a key made in ``folder``; ``ca`` is the fetched authority."""
+    """Exchange the token for a certificate; the key is made in ``folder``, ``ca`` is the fetched authority."""
     request = x.new_request(ensure_key(folder))
     credentials = grpc.ssl_channel_credentials(ca)
     async with aio.secure_channel(address, credentials, options=OPTIONS) as channel:
@@ -67,7 +67,7 @@ async def enrol(address: str, token: Token, folder: Path, ca: bytes) -> Credenti
 
 
 async def renew(channel: aio.Channel, folder: Path, address: str = "the coordinator") -> Credentials:
-    """The next certificate for the key in ``folder``, over a channel that shows the present one."""
+    """Get the next certificate for the key in ``folder``, over a channel that uses the current one."""
     request = x.new_request(ensure_key(folder))
     message = pb.RenewRequest(signing_request=request)
     answer = await _asked(address, EnrolmentServiceStub(channel).Renew(message, timeout=TIMEOUT_SECONDS))
@@ -79,5 +79,7 @@ async def _asked(address: str, call: Any) -> Any:
         return await call
     except aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            raise ServiceError(f"{address} signs no certificates: set enrolment.authority there") from None
+            raise ServiceError(
+                f"{address} does not sign certificates: set enrolment.authority on that coordinator"
+            ) from None
         raise ServiceError(f"{address}: {error.details()}") from None

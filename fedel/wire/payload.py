@@ -1,7 +1,7 @@
-"""Patches as raw little-endian bytes with a manifest, and back; no pickle, no copy that can be avoided.
+"""Patches as raw little-endian bytes with a manifest, and back; no pickle and as few copies as possible.
 
-A payload is the bytes of its tensors one after the other, in manifest order, so that "how much is there
-already" is a single number and an upload that broke goes on from it.
+A payload is the bytes of its tensors one after the other, in manifest order. So a single number says how much
+of it has arrived, and a broken upload can resume from there.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ CHUNK_BYTES = 512 * 1024
 
 @dataclass(frozen=True)
 class Payload:
-    """What is to be sent."""
+    """A manifest and its bytes, ready to be sent."""
 
     manifest: tuple[model_pb2.TensorManifest, ...]
     buffers: tuple[memoryview, ...]
-    """Bytes of the payload, piece by piece; nothing of them is copied until it is sent."""
+    """Bytes of the payload in pieces; they are not copied before they are sent."""
 
     @property
     def num_bytes(self) -> int:
@@ -38,7 +38,7 @@ class Payload:
         return digest(self.manifest)
 
     def chunks(self, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[model_pb2.Chunk]:
-        """The payload from ``offset`` on."""
+        """The bytes of the payload from ``offset`` to the end."""
         position = 0
         for buffer in self.buffers:
             start = max(0, offset - position)
@@ -49,7 +49,7 @@ class Payload:
 
 
 def digest(manifest: Sequence[model_pb2.TensorManifest]) -> str:
-    """What a payload is, by its manifest: two payloads with one digest hold the same bytes."""
+    """Identity of a payload: two payloads with the same digest hold the same bytes."""
     sha = hashlib.sha256()
     for entry in manifest:
         sha.update(entry.SerializeToString(deterministic=True))
@@ -57,10 +57,10 @@ def digest(manifest: Sequence[model_pb2.TensorManifest]) -> str:
 
 
 def pack(patches: Mapping[str, Patch]) -> Payload:
-    """Patches to bytes, without copying whole tensors."""
+    """Convert patches to bytes without copying whole tensors."""
     manifest, buffers = [], []
     for name, patch in patches.items():
-        # A single number has no axes; ascontiguousarray would give it one.
+        # A scalar has no axes; ascontiguousarray would add one.
         shape, values = np.shape(patch.values), np.ascontiguousarray(patch.values)
         pieces = [values.reshape(-1).view(np.uint8).data]
         where = model_pb2.Where()
@@ -68,7 +68,7 @@ def pack(patches: Mapping[str, Patch]) -> Payload:
             where.bitmap = True
             pieces.insert(0, np.packbits(patch.where).data)
         elif patch.where is not None:
-            # numpy takes axes that an index does not name as whole.
+            # numpy takes the whole of every axis that an index does not name.
             rest = shape[len(patch.where) :]
             where = _where_to_pb((*patch.where, *(slice(0, size) for size in rest)))
         crc = 0
@@ -95,21 +95,21 @@ def _where_to_pb(where: tuple[slice | Array, ...]) -> model_pb2.Where:
 
 
 def _indices(part: slice | Array) -> list[int]:
-    """The places along one axis, of HeteroFL's rows beside its slices, or of an open mesh."""
+    """The positions along one axis: HeteroFL's rows next to its slices, or an open mesh."""
     if isinstance(part, slice):
         return list(range(part.stop))
     return [int(i) for i in part.reshape(-1)]
 
 
 def check(manifest: Sequence[model_pb2.TensorManifest], spec: ModelSpec) -> None:
-    """Refuse a manifest that does not fit the model, before a byte of its payload is taken."""
+    """Refuse a manifest that does not match the model, before any byte of its payload is accepted."""
     seen: set[str] = set()
     for entry in manifest:
         tensor = spec.by_name.get(entry.name)
         if tensor is None:
             raise UpdateRefused("unknown_tensor", f"the model has no tensor '{entry.name}'")
         if entry.name in seen:
-            raise UpdateRefused("unknown_tensor", f"tensor '{entry.name}' stands twice in one update")
+            raise UpdateRefused("unknown_tensor", f"tensor '{entry.name}' occurs twice in one update")
         seen.add(entry.name)
         if dtype_from_pb(entry.dtype) != tensor.dtype:
             raise UpdateRefused("dtype", f"tensor '{entry.name}' is not {tensor.dtype}")
@@ -122,16 +122,17 @@ def check(manifest: Sequence[model_pb2.TensorManifest], spec: ModelSpec) -> None
         )
         if entry.num_bytes != num_bytes:
             raise UpdateRefused(
-                "size", f"tensor '{entry.name}' announces {entry.num_bytes} bytes, its shape makes {num_bytes}"
+                "size",
+                f"tensor '{entry.name}' announces {entry.num_bytes} bytes, but its shape needs {num_bytes}",
             )
 
 
 def _values_shape(entry: model_pb2.TensorManifest, tensor: TensorSpec) -> tuple[int, ...] | None:
-    """The shape that the values must have; ``None`` where the bitmap will tell."""
+    """The shape that the values must have; ``None`` if only the bitmap says it."""
     where, full = entry.where, tensor.shape
     if where.bitmap:
         if len(entry.shape) != 1 or not 0 <= entry.shape[0] <= tensor.size:
-            raise UpdateRefused("shape", f"tensor '{entry.name}' needs at most {tensor.size} masked values")
+            raise UpdateRefused("shape", f"tensor '{entry.name}' has more than {tensor.size} masked values")
         return None
     if where.grid:
         inside = len(where.grid) == len(full) and all(
@@ -151,9 +152,9 @@ def _values_shape(entry: model_pb2.TensorManifest, tensor: TensorSpec) -> tuple[
 
 
 def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tuple[int, ...]) -> Patch:
-    """One tensor's bytes to its patch; ``shape`` is the full tensor's. Refused if the checksum is wrong."""
+    """Convert one tensor's bytes to its patch; ``shape`` is the full tensor's. Checks the checksum."""
     if zlib.crc32(data) != entry.crc32:
-        raise UpdateRefused("checksum", f"tensor '{entry.name}' was damaged on the way: send it again")
+        raise UpdateRefused("checksum", f"tensor '{entry.name}' was damaged in transfer: send it again")
     view = memoryview(data)
     where: Where = None
     if entry.where.bitmap:

@@ -1,4 +1,4 @@
-"""Do the clients keep T_th?"""
+"""Do the clients stay within T_th?"""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def board() -> Json:
     return dashboard(
         "fedel-deviation",
         "FedEL: deviation from T_th",
-        "Training time over the time budget, minus one. 0 % is a client that uses its budget exactly.",
+        "Training time divided by the time budget, minus one. At 0 % a client uses its budget exactly.",
         [
             grid(
                 "Deviation by client",
                 "percentunit",
-                "One row a client. Blue leaves half of its budget unused, green keeps it, yellow is over it,"
-                " red is over it by more than 20 %. The first 1,000 clients of a run have a row.",
+                "One row per client. Blue: half of the budget is unused. Green: within the budget."
+                " Yellow: over it. Red: over it by more than 20 %. The first 1,000 clients have a row.",
                 query(f"fedel_client_budget_deviation_ratio{client}", "{{client}}"),
                 steps=DEVIATION,
                 size=(24, 14),
@@ -36,13 +36,13 @@ def board() -> Json:
             histogram(
                 "All clients and rounds",
                 "percentunit",
-                "How many client rounds deviated how much, of every client, also of those without a row above.",
+                "Number of client rounds by deviation, for all clients, including those without a row above.",
                 'sum by (le) (increase(fedel_budget_deviation_ratio_bucket{run="$run"}[$__rate_interval]))',
             ),
             lines(
                 "By device type",
                 "percentunit",
-                "Median and 95th percentile of the last hour. Read from buckets, so it is rough.",
+                "Median and 95th percentile of the last hour. Computed from buckets, so approximate.",
                 query(
                     'run_device_type:fedel_budget_deviation_ratio:p50_1h{run="$run"}', "{{device_type}}, median"
                 ),
@@ -55,7 +55,7 @@ def board() -> Json:
             bars(
                 "Furthest over T_th",
                 "percentunit",
-                "The 20 clients whose last round deviated most.",
+                "The 20 clients with the largest deviation in their last round.",
                 query(f"topk(20, fedel_client_budget_deviation_ratio{client})", "{{client}}"),
                 steps=DEVIATION,
                 low=-1,
@@ -64,7 +64,7 @@ def board() -> Json:
             bars(
                 "Rounds in a row over 1.2 T_th",
                 "suffix: rounds",
-                "At 3 an alert fires: the profile of the client no longer fits its device.",
+                "At 3 an alert fires: the profile of the client no longer matches its device.",
                 query(f"topk(20, fedel_client_over_budget_rounds{client})", "{{client}}"),
                 steps=(("green", None), ("yellow", 1), ("red", 3)),
                 low=0,

@@ -1,4 +1,4 @@
-"""What training costs the devices that report it: power, energy, heat, memory."""
+"""What training costs on devices with sensors: power, energy, temperature, memory."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ def board() -> Json:
     return dashboard(
         "fedel-energy",
         "FedEL: energy",
-        "Jetsons and machines with RAPL report their power, most devices a temperature. Devices that report"
-        " nothing are missing here. Only the time of training counts.",
+        "Jetsons and machines with RAPL report their power, most devices report a temperature. Devices that"
+        " report nothing are missing here. Measured during training only.",
         [
             stat(
                 "Energy",
                 "joule",
-                "Of all clients that report it, since the coordinator started.",
+                "All clients that report it, since the coordinator started.",
                 'run:fedel_client_energy_joules:sum{run="$run"}',
                 width=6,
             ),
             stat(
                 "Energy per round",
                 "joule",
-                "Mean over the rounds, of all clients that report it.",
+                "Mean over rounds, all clients that report it.",
                 'run:fedel_client_energy_joules:sum{run="$run"} / on (run) sum by (run) (fedel_rounds_total)',
                 width=6,
             ),
@@ -39,7 +39,7 @@ def board() -> Json:
             stat(
                 "Hottest device",
                 "celsius",
-                "Highest temperature of the last round.",
+                "Highest temperature in the last round.",
                 'max(fedel_client_temperature_celsius{run="$run"})',
                 _HOT,
                 width=6,
@@ -54,21 +54,21 @@ def board() -> Json:
             lines(
                 "Temperature by client",
                 "celsius",
-                "Highest temperature while training. A device that throttles runs over T_th.",
+                "Highest temperature while training. A device that throttles goes over T_th.",
                 query(f"fedel_client_temperature_celsius{_CLIENT}", "{{client}}"),
                 steps=_HOT,
             ),
             bars(
                 "Energy by client",
                 "joule",
-                "The 20 clients that used most, since the coordinator started.",
+                "The 20 clients that used the most, since the coordinator started.",
                 query(f"topk(20, fedel_client_energy_joules_total{_CLIENT})", "{{client}}"),
                 low=0,
             ),
             bars(
                 "Peak memory by client",
                 "bytes",
-                "The 20 clients with most resident memory while training.",
+                "The 20 clients with the most resident memory while training.",
                 query(f"topk(20, fedel_client_peak_memory_bytes{_CLIENT})", "{{client}}"),
                 low=0,
             ),

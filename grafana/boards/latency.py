@@ -9,7 +9,7 @@ def board() -> Json:
     return dashboard(
         "fedel-latency",
         "FedEL: round latency by phase",
-        "Where the seconds of a round go. Phases on devices overlap between clients: the longest is shown.",
+        "Where the seconds of a round go. Phases of different clients overlap; the longest one is shown.",
         [
             stat(
                 "Last round",
@@ -19,31 +19,31 @@ def board() -> Json:
                 width=6,
             ),
             stat(
-                "Median of an hour",
+                "Median, last hour",
                 "s",
-                "Half of the rounds of the last hour were faster. Read from buckets, so it is rough.",
+                "Half of the rounds in the last hour were faster. Computed from buckets, so approximate.",
                 'run:fedel_round_latency_seconds:p50_1h{run="$run"}',
                 width=6,
             ),
             stat(
-                "95th percentile of an hour",
+                "95th percentile, last hour",
                 "s",
-                "One round in twenty of the last hour was slower. Read from buckets, so it is rough.",
+                "One of twenty rounds in the last hour was slower. Computed from buckets, so approximate.",
                 'run:fedel_round_latency_seconds:p95_1h{run="$run"}',
                 width=6,
             ),
             stat(
                 "Deadline",
                 "s",
-                "Seconds after which the open round may close without everybody.",
+                "Seconds after which the open round may close without all clients.",
                 'fedel_round_deadline_seconds{run="$run"}',
                 width=6,
             ),
             lines(
                 "Seconds by phase",
                 "s",
-                "The last round, phase by phase: wait (for a permit), download, train and upload on the slowest"
-                " device; fold, commit and evaluate on the servers.",
+                "The phases of the last round: wait (for a permit), download, train and upload on the slowest"
+                " device; fold (aggregation), commit and evaluate on the servers.",
                 query('fedel_round_phase_seconds{run="$run"}', "{{phase}}"),
                 stacked=True,
                 low=0,
@@ -52,13 +52,13 @@ def board() -> Json:
             histogram(
                 "Rounds by latency",
                 "s",
-                "How many rounds took how long.",
+                "Number of rounds by duration.",
                 'sum by (le) (increase(fedel_round_latency_seconds_bucket{run="$run"}[$__rate_interval]))',
             ),
             lines(
                 "Open round against its deadline",
                 "s",
-                "Seconds since the open round began (0 between rounds), and when it may close.",
+                "Seconds since the open round began (0 between rounds), and its deadline.",
                 query('run:fedel_round_open_seconds:max{run="$run"}', "open for"),
                 query('fedel_round_deadline_seconds{run="$run"}', "deadline"),
                 low=0,
@@ -67,15 +67,15 @@ def board() -> Json:
             lines(
                 "Measured training seconds",
                 "s",
-                "What each client's last round took it.",
+                "Training seconds of each client in its last round.",
                 query('fedel_client_train_seconds{run="$run", client=~"$client"}', "{{client}}"),
                 low=0,
             ),
             lines(
-                "Measured over planned",
+                "Measured against planned",
                 "percentunit",
-                "Measured training seconds over those its timing profile promised, minus one. A client far from"
-                " 0 should measure its profile again.",
+                "Measured training seconds divided by the prediction of the timing profile, minus one. A client"
+                " far from 0 should measure its profile again.",
                 query(
                     'fedel_client_train_seconds{run="$run", client=~"$client"}'
                     ' / fedel_client_planned_seconds{run="$run", client=~"$client"} - 1',

@@ -1,4 +1,4 @@
-"""Everything at a glance: is the run going on, does it learn, do the clients keep their budget."""
+"""Overview: does the run make progress, does it learn, do the clients stay within their budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def board() -> Json:
             stat(
                 "Open round",
                 "prefix:round ",
-                "Number of the open round, from 0.",
+                "Number of the open round, counted from 0.",
                 'fedel_round_number{run="$run"}',
                 decimals=0,
             ),
@@ -40,7 +40,7 @@ def board() -> Json:
             stat(
                 "Worst client against T_th",
                 "percentunit",
-                "Largest training time over T_th, minus one, in each client's last round.",
+                "Largest training time divided by T_th, minus one, in each client's last round.",
                 'max(fedel_client_budget_deviation_ratio{run="$run"})',
                 GOOD_IS_LOW,
                 decimals=1,
@@ -48,14 +48,14 @@ def board() -> Json:
             stat(
                 "Uploads saved",
                 "percentunit",
-                "Share of the bytes that full models would have sent and clients did not.",
+                "Share of bytes saved compared with sending full models.",
                 'run:fedel_bytes_saved:ratio{run="$run", direction="up"}',
                 decimals=1,
             ),
             stat(
                 "Agents connected",
                 "suffix: agents",
-                "Agents with an open session, of all runs.",
+                "Agents with an open session, all runs.",
                 "sum(fedel_sessions)",
                 (("red", None), ("green", 1)),
                 decimals=0,
@@ -63,7 +63,7 @@ def board() -> Json:
             stat(
                 "Alerts firing",
                 "suffix: alerts",
-                "FedEL's alerts that fire now; docs/monitoring.md says what to do about each.",
+                "FedEL alerts that are firing; docs/monitoring.md says what to do about each.",
                 'count(ALERTS{alertname=~"Fedel.+", alertstate="firing"}) or vector(0)',
                 (("green", None), ("red", 1)),
                 decimals=0,
@@ -79,14 +79,14 @@ def board() -> Json:
             lines(
                 "Loss",
                 "none",
-                "Cross-entropy in nats: mean over the clients of the last round, and on test data.",
+                "Cross-entropy in nats: mean over the clients in the last round, and on test data.",
                 query('fedel_model_train_loss{run="$run"}', "training"),
                 query('fedel_model_test_loss{run="$run"}', "test"),
             ),
             lines(
                 "Round latency",
                 "s",
-                "How long rounds take, and how long the open one has been open (0 between rounds).",
+                "Seconds of the last round, and seconds since the open round began (0 between rounds).",
                 query('fedel_round_last_latency_seconds{run="$run"}', "last round"),
                 query('run:fedel_round_open_seconds:max{run="$run"}', "open round"),
                 low=0,
@@ -94,7 +94,7 @@ def board() -> Json:
             lines(
                 "Deviation from T_th",
                 "percentunit",
-                "Training time over T_th, minus one, over the clients. Above 20 % counts as over budget.",
+                "Training time divided by T_th, minus one, over all clients. Above 20 % is over budget.",
                 query('max(fedel_client_budget_deviation_ratio{run="$run"})', "worst"),
                 query('quantile(0.5, fedel_client_budget_deviation_ratio{run="$run"})', "median"),
                 query('min(fedel_client_budget_deviation_ratio{run="$run"})', "fastest"),
@@ -103,7 +103,7 @@ def board() -> Json:
             lines(
                 "Bytes",
                 "Bps",
-                "Bytes a second that clients send and receive, of every client of the run.",
+                "Bytes per second that clients send and receive, all clients of the run together.",
                 query(
                     'sum by (direction) (rate(fedel_bytes_sent_total{run="$run"}[$__rate_interval]))',
                     "{{direction}}",
@@ -113,7 +113,7 @@ def board() -> Json:
             lines(
                 "Rounds closed",
                 "suffix: rounds",
-                "Rounds so far: closed by every client, or partial where some did not come back.",
+                "Rounds so far: complete, or partial if some clients did not report.",
                 query('fedel_rounds_total{run="$run"}', "{{outcome}}"),
                 stacked=True,
                 low=0,

@@ -16,7 +16,7 @@ def board() -> Json:
     return dashboard(
         "fedel-services",
         "FedEL: service health",
-        "Coordinator and aggregators: uploads, disk, and the resources of the processes. All runs together.",
+        "Coordinator and aggregators: uploads, disk, CPU and memory. All runs together.",
         [
             stat(
                 "Services up",
@@ -29,7 +29,7 @@ def board() -> Json:
             stat(
                 "Versions",
                 "suffix: processes",
-                "Processes by version of FedEL; more than one after an upgrade means one was not restarted.",
+                "Processes by FedEL version. Several versions after an upgrade: one process was not restarted.",
                 "count by (version) (fedel_build_info)",
                 legend="{{version}}",
                 width=6,
@@ -45,7 +45,7 @@ def board() -> Json:
             stat(
                 "Room on disk",
                 "percentunit",
-                "Of the fullest file system with models and journals. An alert fires below 10 %.",
+                "Free share of the fullest file system with models and journals. An alert fires below 10 %.",
                 "min(instance:fedel_disk_free:ratio)",
                 _DISK,
                 width=6,
@@ -53,7 +53,7 @@ def board() -> Json:
             lines(
                 "Uploads by outcome",
                 "ops",
-                "Uploads per second: accepted, a duplicate after a retry, refused, or broken on the way.",
+                "Uploads per second: accepted, duplicate after a retry, refused, or broken in transfer.",
                 query("sum by (outcome) (rate(fedel_uploads_total[$__rate_interval]))", "{{outcome}}"),
                 stacked=True,
                 low=0,
@@ -61,8 +61,8 @@ def board() -> Json:
             bars(
                 "Refused by reason",
                 "suffix: uploads",
-                "Uploads refused in the time shown. late, sealed, early, idle and superseded belong to the"
-                " life of a round; the others are faults.",
+                "Uploads refused in the time shown. late, sealed, early, idle and superseded are normal;"
+                " the others are errors.",
                 query("sum by (reason) (increase(fedel_uploads_refused_total[$__range]))", "{{reason}}"),
                 steps=(("green", None), ("yellow", 1)),
                 low=0,
@@ -71,16 +71,16 @@ def board() -> Json:
             bars(
                 "Messages refused by the coordinator",
                 "suffix: messages",
-                "In the time shown: sessions replaced by newer ones, agents with another model, stray reports.",
+                "In the time shown: sessions replaced by newer ones, wrong models, unexpected reports.",
                 query("sum by (reason) (increase(fedel_messages_refused_total[$__range]))", "{{reason}}"),
                 steps=(("green", None), ("yellow", 1)),
                 low=0,
                 size=(12, 8),
             ),
             lines(
-                "Fold and commit",
+                "Fold (aggregation) and commit",
                 "s",
-                "95th percentile of the seconds to fold one update and to write a new version.",
+                "95th percentile of the seconds to add one update to the mean and to write a new version.",
                 query(_quantile("fedel_fold_seconds"), "fold"),
                 query(_quantile("fedel_commit_seconds"), "commit"),
                 low=0,
@@ -88,7 +88,7 @@ def board() -> Json:
             lines(
                 "Upload permits",
                 "suffix: uploads",
-                "Uploads under way, and those that wait. Many that wait for long: raise max_uploads or add an"
+                "Uploads that are sending or waiting. If many wait for long, raise max_uploads or add an"
                 " aggregator.",
                 query("sum by (instance) (fedel_upload_permits_in_use)", "{{instance}} sending"),
                 query("sum by (instance) (fedel_uploads_waiting)", "{{instance}} waiting"),
@@ -112,14 +112,14 @@ def board() -> Json:
             lines(
                 "Room on disk",
                 "bytes",
-                "Where models and journals are stored.",
+                "Free space on the file systems with models and journals.",
                 query("fedel_disk_free_bytes", "{{instance}} free"),
                 low=0,
             ),
             lines(
                 "Newest version of the model",
                 "prefix:v",
-                "On each aggregator. Shards of one run move together.",
+                "On each aggregator. All shards of a run have the same version.",
                 query("fedel_model_version", "{{run}} on {{instance}}"),
                 low=0,
             ),
@@ -140,14 +140,14 @@ def board() -> Json:
             lines(
                 "Scrape",
                 "s",
-                "Seconds that Prometheus needs to read each process.",
+                "Seconds that Prometheus needs to scrape each process.",
                 query(f"scrape_duration_seconds{_OURS}", "{{job}} {{instance}}"),
                 low=0,
             ),
             lines(
-                "Samples of a scrape",
+                "Samples per scrape",
                 "suffix: series",
-                "Time series that each process shows; about 18 for each of the first 1,000 clients of a run.",
+                "Time series that each process exports; about 18 for each of the first 1,000 clients of a run.",
                 query(f"scrape_samples_scraped{_OURS}", "{{job}} {{instance}}"),
                 low=0,
                 size=(24, 8),

@@ -1,4 +1,4 @@
-"""Is every tensor trained, by how many, and how unequal does that make the model?"""
+"""Is every tensor trained, by how many clients, and how large is the bias from that?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def board() -> Json:
             stat(
                 "Tensors not trained last round",
                 "suffix: tensors",
-                "They kept their values. Normal now and then; the panel below says for how long.",
+                "They kept their values. Normal from time to time; the panel below shows for how long.",
                 'run:fedel_tensors_untrained:count{run="$run"}',
                 (("green", None), ("yellow", 1)),
                 decimals=0,
@@ -23,7 +23,7 @@ def board() -> Json:
             stat(
                 "Longest untrained",
                 "suffix: rounds",
-                "Rounds since a client last trained the tensor that waits longest.",
+                "The largest number of rounds since a tensor was last trained.",
                 'max(fedel_tensor_untrained_rounds{run="$run"})',
                 (("green", None), ("yellow", 5), ("red", 20)),
                 decimals=0,
@@ -40,7 +40,7 @@ def board() -> Json:
             stat(
                 "O1",
                 "none",
-                "Bias from training unequal parts, in the last round; 0 if every client trains every tensor.",
+                "Bias because clients train different parts; last round; 0 if all clients train all tensors.",
                 'fedel_round_bias_o1{run="$run"}',
                 decimals=3,
                 width=6,
@@ -54,9 +54,9 @@ def board() -> Json:
                 size=(24, 16),
             ),
             bars(
-                "Untrained for longest",
+                "Longest untrained",
                 "suffix: rounds",
-                "Rounds since a client last trained the tensor; the 20 that wait longest.",
+                "Rounds since any client trained the tensor; the 20 largest.",
                 query('topk(20, fedel_tensor_untrained_rounds{run="$run"})', "{{tensor}}"),
                 steps=(("green", None), ("yellow", 5), ("red", 20)),
                 low=0,
@@ -64,7 +64,7 @@ def board() -> Json:
             lines(
                 "Selected tensors by client",
                 "suffix: tensors",
-                "How many tensors each client trained in its last round.",
+                "Number of tensors that each client trained in its last round.",
                 query('fedel_client_selected_tensors{run="$run", client=~"$client"}', "{{client}}"),
                 low=0,
                 size=(12, 10),
@@ -72,7 +72,7 @@ def board() -> Json:
             lines(
                 "O1 over time",
                 "none",
-                "Bias from training unequal parts, round by round.",
+                "Bias because clients train different parts, per round.",
                 query('fedel_round_bias_o1{run="$run"}', "O1"),
                 low=0,
                 size=(24, 7),

@@ -1,4 +1,4 @@
-"""Bytes that are sent, and bytes that are saved."""
+"""Which bytes are sent, and which are saved."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ def board() -> Json:
     return dashboard(
         "fedel-bytes",
         "FedEL: bytes saved",
-        "Clients send the tensors that they trained and receive what changed. Saved is what the full model"
-        " would have taken on top.",
+        "Clients send the tensors that they trained and receive the tensors that changed. Saved: the additional"
+        " bytes that full models would have taken.",
         [
             stat(
                 f"Saved {way}",
                 "percentunit",
-                f"Share of the full model's bytes that did not travel {way}, since the coordinator started.",
+                f"Share of the full model's bytes that was not sent {way}, since the coordinator started.",
                 f'run:fedel_bytes_saved:ratio{{run="$run", direction="{way}"}}',
                 decimals=1,
                 width=6,
@@ -26,7 +26,7 @@ def board() -> Json:
             stat(
                 f"Sent {way}",
                 "bytes",
-                f"Bytes that travelled {way}, since the coordinator started.",
+                f"Bytes sent {way}, since the coordinator started.",
                 f'fedel_bytes_sent_total{{run="$run", direction="{way}"}}',
                 width=6,
             )
@@ -54,14 +54,14 @@ def board() -> Json:
             bars(
                 "Most sent",
                 "bytes",
-                "The 20 clients that sent most.",
+                "The 20 clients that sent the most.",
                 query('topk(20, fedel_client_upload_bytes_total{run="$run", client=~"$client"})', "{{client}}"),
                 low=0,
             ),
             bars(
                 "Most received",
                 "bytes",
-                "The 20 clients that received most.",
+                "The 20 clients that received the most.",
                 query(
                     'topk(20, fedel_client_download_bytes_total{run="$run", client=~"$client"})', "{{client}}"
                 ),
@@ -70,7 +70,7 @@ def board() -> Json:
             lines(
                 "At the aggregators",
                 "Bps",
-                "Bytes a second of all runs, as the aggregators count them, retries included.",
+                "Bytes per second of all runs, counted by the aggregators, including retries.",
                 query("sum(rate(fedel_upload_bytes_total[$__rate_interval]))", "updates received"),
                 query("sum(rate(fedel_download_bytes_total[$__rate_interval]))", "models sent"),
                 low=0,

@@ -1,4 +1,4 @@
-"""The window of each client: blocks against time."""
+"""The window of each client: blocks over time."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ def board() -> Json:
         " the input; 0 means that the method has no window.",
         [
             grid(
-                "Deep edge of the window (front)",
+                "Last block of the window (front)",
                 "prefix:block ",
-                "One row per client, coloured by the last block of its window; the client exits after it.",
+                "One row per client, coloured by the last block of its window; the exit is after this block.",
                 query(f"fedel_client_window_front_block{_CLIENT}", "{{client}}"),
                 low=0,
                 size=(12, 12),
             ),
             grid(
-                "Shallow edge of the window (end)",
+                "First block of the window (end)",
                 "prefix:block ",
-                "One row per client, coloured by the first block that it trains; blocks before it are frozen.",
+                "One row per client, coloured by the first block of its window; blocks before it are frozen.",
                 query(f"fedel_client_window_end_block{_CLIENT}", "{{client}}"),
                 low=0,
                 size=(12, 12),
             ),
             grid(
-                "Clients by deep edge",
+                "Clients by last block",
                 "suffix: clients",
-                "One row per block: how many windows end there. A window that does not move is a stripe.",
+                "One row per block: number of windows that end there. A window that does not move is a stripe.",
                 query('count_values("block", fedel_client_window_front_block{run="$run"})', "block {{block}}"),
                 low=0,
                 size=(24, 8),
@@ -41,7 +41,7 @@ def board() -> Json:
             lines(
                 "Width of the window",
                 "suffix: blocks",
-                "Blocks between its edges, both counted. Fast devices have wide windows.",
+                "Number of blocks in the window. Fast devices have wide windows.",
                 query(
                     f"fedel_client_window_front_block{_CLIENT} - fedel_client_window_end_block{_CLIENT} + 1",
                     "{{client}}",
@@ -49,18 +49,18 @@ def board() -> Json:
                 low=0,
             ),
             lines(
-                "Times the window started again",
+                "Restarts of the window",
                 "suffix: times",
-                "Each is one pass over the whole model.",
+                "Each restart means one pass over the whole model.",
                 query(f"fedel_client_window_resets{_CLIENT}", "{{client}}"),
                 low=0,
             ),
             folded(
-                "A panel for each client chosen above",
+                "One panel per selected client",
                 band(
                     "$client",
                     "prefix:block ",
-                    "The blocks that this client trains, from the shallow edge to the deep one.",
+                    "The blocks that this client trains, from the first to the last block of its window.",
                     query(f"fedel_client_window_end_block{_CLIENT}", "end"),
                     query(f"fedel_client_window_front_block{_CLIENT}", "front"),
                     repeat="client",

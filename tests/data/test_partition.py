@@ -64,7 +64,7 @@ def test_the_split_is_the_same_for_ever() -> None:
 def test_what_cannot_be_is_said_instead_of_tried_for_ever() -> None:
     with pytest.raises(DataError, match=r"in 20 draws .* lower min_size"):
         partition.dirichlet(LABELS, 100, 0.01, 0, min_size=45, balance=False, max_tries=20)
-    with pytest.raises(DataError, match="600 clients of at least 10 samples need more than the 5000"):
+    with pytest.raises(DataError, match="600 clients with at least 10 samples need more than the 5000"):
         partition.dirichlet(LABELS, 600, 0.1, 0)
     with pytest.raises(DataError, match="alpha is 0"):
         partition.dirichlet(LABELS, 10, 0.0, 0)

@@ -240,7 +240,7 @@ def test_ready_log_mel(tmp_path: Path) -> None:
     plain = speech.speech_commands(tmp_path, normalise=False)
     np.testing.assert_array_equal(data.train.x, plain.train.x)
     np.testing.assert_allclose(x[:3, None] / 255 * 80 - 80, plain.train_batch(np.arange(3))[0], atol=1e-4)
-    with pytest.raises(DataError, match="holds no sound"):
+    with pytest.raises(DataError, match="contains no sound"):
         speech.speech_commands(tmp_path, waves=True)
     np.savez(tmp_path / "ready.npz", x=x)
     with pytest.raises(DataError, match="has no array 'y', only x"):

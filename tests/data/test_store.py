@@ -71,13 +71,13 @@ def test_check_names_changed_missing_and_shortened_files(tmp_path: Path) -> None
     assert len(problems) == 3
     assert "0_ann_1.wav: content has changed" in problems[0]
     assert "0_ann_2.wav: missing; run `fedel data get fsdd --force`" in problems[1]
-    assert "0_ann_3.wav: 100 bytes where" in problems[2]
+    assert "0_ann_3.wav: 100 bytes, but" in problems[2]
 
 
 def test_a_source_that_is_another_data_set_or_cut_short_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "root"
     archive = digits_archive(tmp_path)
-    with pytest.raises(DataError, match=r"fsdd.tar.xz: holds no train-images-idx3-ubyte"):
+    with pytest.raises(DataError, match=r"fsdd.tar.xz: contains no train-images-idx3-ubyte"):
         get("mnist", root, quiet, source=archive)
     archive.write_bytes(archive.read_bytes()[:400])
     with pytest.raises(DataError, match=r"fsdd.tar.xz: cannot be unpacked"):
@@ -88,7 +88,7 @@ def test_a_source_that_is_another_data_set_or_cut_short_leaves_nothing(tmp_path:
 def test_missing_data_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="run `fedel data get mnist`"):
         check("mnist", tmp_path)
-    with pytest.raises(DataError, match=r"tiny-imagenet is in no package registry; .* --from"):
+    with pytest.raises(DataError, match=r"tiny-imagenet is not in any package registry; .* --from"):
         get("tiny-imagenet", tmp_path, quiet)
     with pytest.raises(DataError, match="data set 'cifar-10' is unknown; did you mean 'cifar10'"):
         get("cifar-10", tmp_path, quiet)
@@ -201,7 +201,7 @@ def test_a_whole_data_set_with_samples_missing_is_refused(tmp_path: Path) -> Non
         tmp_path / "digits.npz", X=np.zeros((40, 13), np.float32), y=np.arange(20) % 10, lengths=np.full(20, 2)
     )
     with pytest.raises(
-        DataError, match=r"digits.npz: not the whole data set: 18 \+ 2 samples, expected 2,700 \+ 300"
+        DataError, match=r"digits.npz: the data set is not complete: 18 \+ 2 samples, expected 2,700 \+ 300"
     ):
         get("spoken-digits", tmp_path / "root", quiet, source=tmp_path / "digits.npz")
 

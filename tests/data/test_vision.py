@@ -85,7 +85,7 @@ def test_cifar10_damage_names_the_file(tmp_path: Path) -> None:
     write_cifar(place)
     whole = (place / "data_batch_3").read_bytes()
     (place / "data_batch_3").write_bytes(whole[:1000])
-    with pytest.raises(DataError, match=r"data_batch_3.*fetch"):
+    with pytest.raises(DataError, match=r"data_batch_3.*download"):
         vision.cifar10(tmp_path)
     (place / "data_batch_3").unlink()
     with pytest.raises(DataError, match="data_batch_3: missing; run `fedel data get cifar10`"):
@@ -129,10 +129,10 @@ def test_idx_round_trip(tmp_path: Path) -> None:
         (
             "t10k-labels-idx1-ubyte",
             struct.pack(">2I", 0x801, 3) + b"\0",
-            "9 bytes where its header promises 11",
+            "9 bytes, but its header says 11",
         ),
-        ("t10k-labels-idx1-ubyte", b"hello, world", "does not begin like an idx file"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 9999, mtime=0)[:20], "damaged or cut short"),
+        ("t10k-labels-idx1-ubyte", b"hello, world", "does not start like an idx file"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 9999, mtime=0)[:20], "damaged or incomplete"),
     ],
 )
 def test_damaged_idx_names_the_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -204,5 +204,5 @@ def test_tiny_imagenet_damage_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"val_1.JPEG: not a readable image"):
         vision.tiny_imagenet(tmp_path)
     (tmp_path / "val" / "images" / "val_1.JPEG").unlink()
-    with pytest.raises(DataError, match=r"val_1.JPEG: missing although"):
+    with pytest.raises(DataError, match=r"val_1.JPEG: missing, but"):
         vision.tiny_imagenet(tmp_path)

@@ -11,7 +11,7 @@ from tests.experiments import made_up
 
 
 class Recorder:
-    """Remembers what it was told; may press Ctrl-C after so many rounds."""
+    """Remembers what it was given; can press Ctrl-C after a number of rounds."""
 
     def __init__(self, rounds=1000):
         self.rounds, self.begun, self.said, self.left = rounds, [], [], []

@@ -131,7 +131,7 @@ def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
         ({"mode": "shared"}, "no mode 'shared'; use 'frozen' or 'unshared'"),
         ({"mode": "unshared", "tied": True}, "cannot be tied"),
         ({"tied": True, "bottleneck": 6}, "set bottleneck = 8"),
-        ({"hidden_size": 25}, "25 cannot be shared out to 3 heads"),
+        ({"hidden_size": 25}, "25 cannot be divided among 3 heads"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:

@@ -153,7 +153,7 @@ def test_a_block_without_exit_is_refused() -> None:
 
 def test_an_exit_without_block_is_refused() -> None:
     blocks = {"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}
-    with pytest.raises(ModelError, match="an exit for 'b', which is none of the blocks"):
+    with pytest.raises(ModelError, match="an exit for 'b', which is not one of the blocks"):
         BlockModel("toy", blocks, {"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}, num_classes=2)
 
 

@@ -271,7 +271,7 @@ def test_plain_module_without_sample_is_refused(user_module: str) -> None:
 
 
 def test_model_whose_classes_are_not_the_datas_is_refused(user_module: str) -> None:
-    with pytest.raises(ModelError, match="gives 3 classes, but the data has 10"):
+    with pytest.raises(ModelError, match="has 3 classes, but the data has 10"):
         build(f"{user_module}:make_net", sample_input=torch.randn(2, 4), num_classes=10)
 
 

@@ -51,7 +51,7 @@ def test_a_line_with_nan_loads_as_not_measured(tmp_path):
 @pytest.mark.parametrize("line", ["broken", "{}", '{"loss": NaN'])
 def test_a_damaged_line_is_named(line, tmp_path):
     write(tmp_path, round_record().to_json(), line)
-    with pytest.raises(ConfigError, match=r"rounds\.jsonl, line 2: .*; delete the line to go on"):
+    with pytest.raises(ConfigError, match=r"rounds\.jsonl, line 2: .*; delete the line to continue"):
         runs.load(tmp_path)
 
 

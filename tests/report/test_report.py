@@ -48,8 +48,8 @@ def test_a_run_knows_its_time_to_accuracy(pair):
 def test_verdicts_compare_the_first_run_with_the_others(pair):
     sentences = " ".join(page.verdicts(pair))
     assert "4.00 times as long" in sentences
-    assert "To 60.0 % accuracy" in sentences
-    assert "fedel 3.0 s, fedavg 12.0 s, a speed-up of 4.00" in sentences
+    assert "Both reach 60.0 % accuracy" in sentences
+    assert "fedel after 3.0 s, fedavg after 12.0 s, a speed-up of 4.00" in sentences
 
 
 def test_the_page_stands_alone_with_every_picture_and_a_markdown_twin(pair, tmp_path):

@@ -44,7 +44,7 @@ def test_from_the_authority_to_a_revoked_device(capsys: pytest.CaptureFixture[st
     [
         (["list"], "fedel certs init"),
         (["show", "--dir", "nowhere"], "nowhere/ca.pem is missing"),
-        (["enrol", "half", "--at", "127.0.0.1:1"], "no whole token"),
+        (["enrol", "half", "--at", "127.0.0.1:1"], "not a complete token"),
         (["enrol", "--token-file", "none", "--at", "127.0.0.1:1"], "name the file with the token"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A whole federation over mutual TLS, with agents whose certificates are renewed and revoked under way."""
+"""A whole federation over mutual TLS, with agents whose certificates are renewed and revoked during the run."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fedel.wire.channel import connect
 @pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "server:7070", "10.0.0.1:7070", "[::]:7070"])
 def test_plain_text_is_refused_off_the_loopback(address: str) -> None:
     for tls in (Tls(), Tls(insecure=True), Tls(dir="certs", insecure=True)):
-        with pytest.raises(ConfigError, match=r"is not the loopback.*fedel certs"):
+        with pytest.raises(ConfigError, match=r"is not a loopback address.*fedel certs"):
             tls.check(address)
     assert "from any machine" in Tls(insecure_anywhere=True).check(address)
     assert "mTLS" in Tls(dir="certs").check(address)
@@ -26,15 +26,15 @@ def test_plain_text_is_refused_off_the_loopback(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:7070", "[::1]:7070"])
 def test_plain_text_on_the_loopback_says_what_it_means(address: str) -> None:
-    assert "whoever can reach the port" in Tls().check(address)
-    assert "whoever can reach the port" in Tls(dir="certs", insecure=True).check(address)
+    assert "anyone who can reach the port" in Tls().check(address)
+    assert "anyone who can reach the port" in Tls(dir="certs", insecure=True).check(address)
 
 
 def test_nothing_is_dialled_in_plain_text_off_the_loopback() -> None:
     async def dial() -> None:
         connect("server:7070")
 
-    with pytest.raises(ConfigError, match="is not the loopback"):
+    with pytest.raises(ConfigError, match="is not a loopback address"):
         asyncio.run(dial())
 
 
@@ -48,7 +48,7 @@ def test_servers_and_agents_do_not_start_without_certificates(
     assert 2 == coordinator(["--set", "listen=0.0.0.0:0", *database, *quiet])
     assert 2 == coordinator(["--set", 'aggregators=["server:7071"]', *database, *quiet])
     assert 2 == agent(["--set", "coordinator=server:7070", *data[2:], *quiet])
-    assert 4 == capsys.readouterr().err.count("is not the loopback")
+    assert 4 == capsys.readouterr().err.count("is not a loopback address")
 
 
 def test_a_folder_without_certificates_names_the_missing_file(

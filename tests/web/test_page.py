@@ -79,7 +79,7 @@ async def test_clients_are_found_filtered_and_sorted(tmp_path: Path) -> None:
         await page.until(shown_clients(".length === 4"))
         await choose(page, "search", "CLIENT-2")
         await page.until(shown_clients(".length === 1"))
-        assert "1 of 1 clients, 4 in all" == await page.run("document.getElementById('count').textContent")
+        assert "1 of 1 clients, 4 in total" == await page.run("document.getElementById('count').textContent")
         await choose(page, "search", "")
         await choose(page, "show", "away")
         await page.until(shown_clients(".length === 0"))

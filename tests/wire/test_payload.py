@@ -106,7 +106,7 @@ def test_a_manifest_that_does_not_fit_the_model_is_refused(change, reason):
 
 def test_a_tensor_twice_in_one_manifest_is_refused():
     spec = ModelSpec("toy", ("one",), (TensorSpec("a", 1, (2, 3)),))
-    with pytest.raises(UpdateRefused, match="stands twice"):
+    with pytest.raises(UpdateRefused, match="occurs twice"):
         check(spoilt(lambda e: None) * 2, spec)
 
 

@@ -1,1 +1,1 @@
-"""One function an experiment: from the runs that are there to a section of the report."""
+"""One function per experiment: turns the existing runs into a section of the report."""

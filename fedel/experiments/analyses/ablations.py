@@ -1,4 +1,4 @@
-"""FedEL varied: wrapped by FedProx and FedNova, without rollback, other beta, T_th and windows."""
+"""Variants of FedEL: wrapped by FedProx and FedNova, without rollback, with other beta, T_th and windows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Paper = Mapping[str, Any]
 
 def composition(section: Section, outcomes: Outcomes, paper: Paper) -> None:
     section.notes.append(
-        "Local work is counted in passes over a client's own data here, so that clients take unequal numbers "
-        "of steps, which is what FedNova corrects."
+        "Here local work is counted in passes over a client's own data, so that clients do different numbers "
+        "of steps, which FedNova corrects."
     )
     for task in outcomes.tasks:
         rows: list[Row] = []
@@ -39,13 +39,13 @@ def composition(section: Section, outcomes: Outcomes, paper: Paper) -> None:
         for base in ("fedprox", "fednova"):
             gain = advantage(outcomes, task, f"{base}-fedel", base)
             pace = outcomes.speedup(task, f"{base}-fedel", base)
-            claim = f"{base} with FedEL ends no more than 1 point below {base} without, in less time"
+            claim = f"{base} with FedEL ends at most 1 point below {base} without FedEL, in less time"
             holds = None if gain is None or pace is None else gain.mean >= -1 and pace.mean > 1
             section.verdicts.append(Verdict(claim, holds, f"{shown(gain, 2)} points, {shown(pace, 2)} times"))
 
 
 def rollback(section: Section, outcomes: Outcomes, paper: Paper) -> None:
-    section.notes.append("O1 is counted over participants and tensors, 0 where nobody trained a tensor.")
+    section.notes.append("O1 is computed over participants and tensors; 0 for a tensor that no client trained.")
     for task in outcomes.tasks:
         rows: list[Row] = []
         for label in outcomes.labels(task):
@@ -84,7 +84,7 @@ def beta(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: A
         if groups:
             drawn = pictures.bars(groups, "final metric", fedavg.mean if fedavg else None)
             section.pictures.append(
-                Picture(f"beta-{task}-final", "Final metric by beta; dashed: FedAvg.", drawn)
+                Picture(f"beta-{task}-final", "Final metric for each beta; dashed: FedAvg.", drawn)
             )
         middle, ends = ("beta 0.4", "beta 0.6"), ("beta 0", "beta 1")
         gains = [advantage(outcomes, task, a, b) for a in middle for b in ends]
@@ -92,20 +92,20 @@ def beta(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: A
             f"{a} over {b}: {shown(advantage(outcomes, task, a, b), 2)}" for a in middle for b in ends
         )
         holds = None if None in gains else all(gain is not None and gain.mean > 0 for gain in gains)
-        claim = f"{outcomes.scale.tasks[task].title}: beta 0.4 and 0.6 end better than 0 and 1"
+        claim = f"{outcomes.scale.tasks[task].title}: beta 0.4 and 0.6 give better results than 0 and 1"
         section.verdicts.append(Verdict(claim, holds, numbers))
 
 
 def budget(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: ARG001
     labels = [f"T_th x {share:g}" for share in BUDGETS]
     section.notes.append(
-        "At equal time: the metric when the variant with the least virtual time ends; the paper stops all at "
-        "one time too. A smaller T_th means shorter rounds, so more of them fit."
+        "At equal time: the metric at the moment when the variant with the least virtual time ends. The paper "
+        "also stops all variants at the same time. With a smaller T_th rounds are shorter, so there are more."
     )
     for task in outcomes.tasks:
         _against_fedavg(section, outcomes, task)
         found = [o for label in labels for o in outcomes.of(task, label)]
-        claim = f"{outcomes.scale.tasks[task].title}: the smaller T_th, the worse at equal time"
+        claim = f"{outcomes.scale.tasks[task].title}: a smaller T_th is worse at equal time"
         if not all(outcomes.of(task, label) for label in labels):
             section.verdicts.append(Verdict(claim, None))
             continue
@@ -132,17 +132,17 @@ def window(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa:
     for task in outcomes.tasks:
         _against_fedavg(section, outcomes, task)
         gain = advantage(outcomes, task, "fedel", "fedel-c")
-        claim = f"{outcomes.scale.tasks[task].title}: FedEL ends better than FedEL-C"
+        claim = f"{outcomes.scale.tasks[task].title}: FedEL has a better final result than FedEL-C"
         holds = None if gain is None else gain.mean > 0
         section.verdicts.append(Verdict(claim, holds, f"better by {shown(gain, 2)}"))
         disjoint = outcomes.first(task, "fedel-c")
         if disjoint:
-            caption = f"{outcomes.scale.tasks[task].title}: tensors that FedEL-C selects."
+            caption = f"{outcomes.scale.tasks[task].title}: tensors selected by FedEL-C."
             section.pictures.append(Picture(f"window-{task}-fedel-c", caption, pictures.selection(disjoint)))
 
 
 def _against_fedavg(section: Section, outcomes: Outcomes, task: str) -> None:
-    """A row a variant: how it ends, against FedAvg with the same seeds, and when it is as good."""
+    """One row per variant: its final result, the comparison with FedAvg per seed, and when it is as good."""
     rows: list[Row] = [
         {
             "variant": label,
@@ -159,7 +159,7 @@ def _against_fedavg(section: Section, outcomes: Outcomes, task: str) -> None:
 
 
 def _add(section: Section, outcomes: Outcomes, task: str, rows: list[Row]) -> None:
-    """The table, and the curves it is read off."""
+    """The table, and the curves behind it."""
     if not rows:
         return
     title = outcomes.scale.tasks[task].title
@@ -167,4 +167,4 @@ def _add(section: Section, outcomes: Outcomes, task: str, rows: list[Row]) -> No
     section.tables.append(Table(title, digits | ({"seeds": 0} if "seeds" in digits else {}), rows))
     methods = {label: outcomes.of(task, label) for label in outcomes.labels(task)}
     drawn = pictures.curves(methods)
-    section.pictures.append(Picture(f"{section.name}-{task}", f"{title}: against virtual time.", drawn))
+    section.pictures.append(Picture(f"{section.name}-{task}", f"{title}: over virtual time.", drawn))

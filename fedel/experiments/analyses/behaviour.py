@@ -1,4 +1,4 @@
-"""What FedEL does on the way: tensors selected by device type, time a round, importance across clients."""
+"""What FedEL does during a run: selected tensors per device type, time per round, importance across clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Paper = Mapping[str, Any]
 
 
 def selection(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: ARG001
-    section.notes.append("One client of each device type, seed 1; a square is a tensor trained in that round.")
+    section.notes.append("One client per device type, seed 1. Each square is a tensor trained in that round.")
     rows: list[Row] = []
     for task in outcomes.tasks:
         for label in ("fedel", "elastictrainer"):
@@ -31,7 +31,7 @@ def selection(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # no
 
 
 def _coverage(outcome: Outcome) -> list[Row]:
-    """By device type: tensors in a round, and in all rounds together, as a share of all tensors."""
+    """Per device type: tensors in a round, and in all rounds together, as a share of all tensors."""
     assert outcome.report.result is not None  # outcomes are of runs that are done
     total = len(outcome.report.result.tensors)
     rounds: dict[str, list[float]] = {}
@@ -44,7 +44,7 @@ def _coverage(outcome: Outcome) -> list[Row]:
     return [
         {
             "device": kind,
-            "tensors a round %": statistics.fmean(shares),
+            "tensors per round %": statistics.fmean(shares),
             "in all rounds %": statistics.fmean(100 * len(names) / total for names in ever[kind].values()),
         }
         for kind, shares in sorted(rounds.items())
@@ -53,7 +53,7 @@ def _coverage(outcome: Outcome) -> list[Row]:
 
 def devices(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: ARG001
     section.notes.append(
-        "Mean virtual seconds that a device trains in a round, on the clock of the backward pass."
+        "Mean virtual seconds of training per device and round; only the backward pass counts."
     )
     for task in outcomes.tasks:
         groups: dict[str, dict[str, Estimate]] = {}
@@ -68,8 +68,8 @@ def devices(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa
         rows: list[Row] = [{"method": label, **group} for label, group in groups.items()]
         title = outcomes.scale.tasks[task].title
         section.tables.append(Table(title, dict.fromkeys(rows[0], 3), rows))
-        drawn = pictures.bars(groups, "seconds a round")
-        section.pictures.append(Picture(f"devices-{task}", f"{title}: training time a round.", drawn))
+        drawn = pictures.bars(groups, "seconds per round")
+        section.pictures.append(Picture(f"devices-{task}", f"{title}: training time per round.", drawn))
 
 
 def _seconds_by_kind(outcome: Outcome) -> dict[str, float]:
@@ -82,8 +82,8 @@ def _seconds_by_kind(outcome: Outcome) -> dict[str, float]:
 
 def importance(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: ARG001
     section.notes.append(
-        "Importance of every tensor of the final model (a trial step, divided by the largest), as each client "
-        "would find it on its own data, and on the data of all together."
+        "Importance of every tensor of the final model (one trial step, divided by the largest value), as "
+        "measured by each client on its own data, and on the data of all clients together."
     )
     for task in outcomes.tasks:
         outcome = outcomes.first(task, "fedel")
@@ -96,10 +96,10 @@ def importance(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # n
             "all data": list(found.together.values()),
         }
         drawn = pictures.heat(rows, "tensor, input to output", "importance")
-        section.pictures.append(Picture(f"importance-{task}", f"{title}: importance by client.", drawn))
+        section.pictures.append(Picture(f"importance-{task}", f"{title}: importance per client.", drawn))
         table: list[Row] = [
             {"between": "two clients", "correlation": found.between_clients},
-            {"between": "a client and all data", "correlation": found.with_together},
+            {"between": "one client and all data", "correlation": found.with_together},
         ]
         section.tables.append(
             Table(f"{title}: rank correlation of importance", {"between": 0, "correlation": 2}, table)

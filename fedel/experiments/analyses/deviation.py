@@ -1,4 +1,4 @@
-"""Appendix C, table of deviations: how long a round takes against T_th, in both scopes."""
+"""Appendix C, table of deviations: how long a round takes compared with T_th, in both scopes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ SCOPES = {
 
 def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> None:
     section.notes.append(
-        "A round takes as long as its slowest client. The probe of importance is two more passes a round; with "
-        "probe_in_budget a client trains so much less that both fit T_th. On top of T_th, as in the paper, it "
-        "weighs the more the fewer steps a round has: the paper measured 2.4 %, the share of about 80 steps. "
-        "The paper's scope is the backward pass; where the whole step counts, T_th is the fastest device's "
-        "whole step, and a slow device may need longer than that for the forward pass of a deep window alone."
+        "A round takes as long as its slowest client. The importance probe is two more passes per round. With "
+        "probe_in_budget a client trains less, so that both fit into T_th. If the probe comes on top of T_th, "
+        "as in the paper, its share grows when a round has fewer steps: the paper measured 2.4 %, the share "
+        "with about 80 steps. The paper's scope is the backward pass. If the whole step counts, T_th is the "
+        "whole step of the fastest device, and a slow device may need longer than that only for the forward "
+        "pass of a deep window."
     )
     rows: list[Row] = []
     for task in outcomes.tasks:
@@ -39,7 +40,7 @@ def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> N
                     "scope": scope,
                     "round %": mean(by_round),
                     "paper %": printed.get("percent") if label != "fedel, whole step" else None,
-                    "a client %": mean(by_client),
+                    "per client %": mean(by_client),
                     "largest client %": mean(largest),
                     "without probe %": mean(without_probe),
                     "FedAvg's round / T_th": _fedavg(outcomes, task, label),
@@ -55,7 +56,7 @@ def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> N
 
 
 def by_round(outcome: Outcome) -> float:
-    """Percent by which a round outlasts T_th, mean over rounds."""
+    """Percent by which a round takes longer than T_th, mean over rounds."""
     return 100 * statistics.fmean(
         r.latency_seconds / max(e.budget_seconds for e in r.clients) - 1
         for r in outcome.report.rounds
@@ -64,7 +65,7 @@ def by_round(outcome: Outcome) -> float:
 
 
 def by_client(outcome: Outcome) -> float:
-    """The same for a client of a round, mean over all."""
+    """The same for single clients, mean over all clients and rounds."""
     return 100 * statistics.fmean(outcome.report.deviations())
 
 
@@ -85,7 +86,7 @@ def _mean_of(
 
 
 def _fedavg(outcomes: Outcomes, task: str, label: str) -> float | None:
-    """FedAvg's round in units of T_th; it trains alike in both scopes, its clocks differ."""
+    """A round of FedAvg in units of T_th. It trains the same in both scopes; only the clock differs."""
     fedavg, fedel = outcomes.first(task, "fedavg"), outcomes.first(task, label)
     if fedavg is None or fedel is None:
         return None

@@ -1,4 +1,4 @@
-"""FedEL run for more rounds than the others, which are shorter: does it get where FedAvg does, and when?"""
+"""FedEL with more, shorter rounds than the others: does it reach FedAvg's result, and when?"""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedel.experiments.sections import Picture, Row, Section, Table, Verdict, sh
 
 def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> None:  # noqa: ARG001
     section.notes.append(
-        "Table 1 gives every method the same number of rounds. FedEL does less work in each, so here it gets "
-        "twice as many, over which the learning rate falls as far, and no more time than FedAvg. Baselines "
-        "whose rounds are as short were not run for longer."
+        "In table 1 every method has the same number of rounds. FedEL does less work in each round, so here it "
+        "gets twice as many, but no more time than FedAvg; the learning rate ends at the same value. Baselines "
+        "with equally short rounds did not get more rounds."
     )
     for task in outcomes.tasks:
         rows: list[Row] = [
@@ -35,17 +35,17 @@ def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> N
         section.tables.append(Table(title, dict.fromkeys(rows[0], 2) | {"rounds": 0}, rows))
         curves = {label: outcomes.of(task, label) for label in outcomes.labels(task)}
         drawn = pictures.curves(curves, target.mean if target else None)
-        caption = f"{title}: against virtual time; dashed: FedAvg's end."
+        caption = f"{title}: over virtual time; dashed: FedAvg's final result."
         section.pictures.append(Picture(f"longer-{task}", caption, drawn))
         section.verdicts.append(_soonest(outcomes, task, title))
 
 
 def _soonest(outcomes: Outcomes, task: str, title: str) -> Verdict:
-    claim = f"{title}: with twice the rounds FedEL is where FedAvg ends before any baseline is"
+    claim = f"{title}: with twice the rounds, FedEL reaches FedAvg's final result before any baseline"
     ours = to_target(outcomes, task, LONGER)
     theirs = {label: to_target(outcomes, task, label) for label in BASELINES if outcomes.of(task, label)}
     if ours is None or len(theirs) < len(BASELINES):
         return Verdict(claim, None)
     first = min((found.mean, label) for label, found in theirs.items() if found is not None)
-    numbers = f"minutes: FedEL {shown(ours, 2)}; of the others first {first[1]}, {shown(first[0], 2)}"
+    numbers = f"minutes: FedEL {shown(ours, 2)}; fastest other method {first[1]}, {shown(first[0], 2)}"
     return Verdict(claim, ours.mean <= first[0], numbers)

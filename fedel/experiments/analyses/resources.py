@@ -1,4 +1,4 @@
-"""Memory and energy: measured peaks of training steps, and watts times the seconds of the virtual clock."""
+"""Memory and energy: measured peak memory of training steps, and watts times virtual seconds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedel.experiments.sections import Picture, Row, Section, Table, Verdict, sh
 from fedel.experiments.stats import Estimate
 
 MEASURED = ("fedavg", "elastictrainer", "fedel")
-"""Methods whose steps are known from what was selected; others change the network itself."""
+"""Methods whose steps follow from the selection; the others change the network itself."""
 
 
 def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> None:
     power = outcomes.scale.power
     section.notes += [
-        "Memory: weights and what training adds to them at its peak, measured on this machine, for the windows "
-        f"and selections that a device type used most often (up to {memory.MOST_USED}, weighted by how often).",
-        "Energy: no sensor is here, so it is the virtual seconds (whole step) that a device trains, or waits "
-        "for the round to end, times watts: "
+        "Memory: the weights and the peak that training adds, measured on this machine, for the windows and "
+        f"selections that a device type used most often (up to {memory.MOST_USED}, weighted by frequency).",
+        "Energy: there is no sensor, so it is computed: virtual seconds (whole step) in which a device trains, "
+        "or waits for the end of the round, times watts: "
         + "; ".join(f"{kind} {p.busy:g} busy, {p.idle:g} idle" for kind, p in power.items())
         + f". Source: {outcomes.scale.power_source or 'not given'}.",
     ]
@@ -87,18 +87,18 @@ def _energy(section: Section, outcomes: Outcomes, task: str, paper: Mapping[str,
         section.tables.append(Table(f"{title}: energy of all devices", dict.fromkeys(rows[0], 2), rows))
     if reductions:
         drawn = pictures.bars(reductions, "energy less than FedAvg (%)", paper["energy_reduction_percent"])
-        caption = f"{title}: energy saved; dashed: the paper's figure for FedEL."
+        caption = f"{title}: energy saved; dashed: the paper's number for FedEL."
         section.pictures.append(Picture(f"resources-{task}", caption, drawn))
     found = reductions.get("fedel", {}).get("energy")
     printed = paper["energy_reduction_percent"]
-    claim = f"{title}: FedEL needs about half of FedAvg's energy (the paper: {printed} % less)"
+    claim = f"{title}: FedEL needs about half of FedAvg's energy (paper: {printed} % less)"
     section.verdicts.append(
         Verdict(claim, None if found is None else found.mean >= 40, f"{shown(found)} % less")
     )
 
 
 def joules(outcome: Outcome, power: Mapping[str, Power]) -> float:
-    """Of all clients in all rounds they took part in, on the clock of the whole step."""
+    """Energy of all clients in all their rounds; the whole step counts."""
     total = 0.0
     for record in outcome.report.rounds:
         latency = record.clock_seconds["train"]
@@ -110,7 +110,7 @@ def joules(outcome: Outcome, power: Mapping[str, Power]) -> float:
 
 
 def _watts(outcome: Outcome, power: Mapping[str, Power]) -> float:
-    """Mean power of a device while it trains: the same for all methods, as the paper saw."""
+    """Mean power of a device while it trains: the same for all methods, as in the paper."""
     kinds = [entry.device_type for record in outcome.report.rounds for entry in record.clients]
     return statistics.fmean(_of(power, kind).busy for kind in kinds)
 

@@ -1,4 +1,4 @@
-"""Appendix C: FedEL against every other method, paired by seed."""
+"""Appendix C: FedEL compared with every other method, paired by seed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from fedel.experiments.stats import paired
 
 def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> None:  # noqa: ARG001
     section.notes.append(
-        "Positive: FedEL ends better (points of accuracy; for perplexity, how much lower it is). The same seed "
-        "means the same start, the same split of the data and the same participants where a method draws them."
+        "Positive: FedEL has the better final result (points of accuracy; for perplexity, how much lower it "
+        "is). The same seed means the same initial model, the same split of the data, and the same "
+        "participants if a method draws them."
     )
     for task in outcomes.tasks:
         rows: list[Row] = []

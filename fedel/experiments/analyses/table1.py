@@ -1,4 +1,4 @@
-"""Table 1: what each method reaches, and in what time; with the paper's numbers and claims beside."""
+"""Table 1: result and time of each method, next to the paper's numbers and claims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedel.experiments.stats import Estimate
 
 Paper = Mapping[str, Any]
 POINTS_BELOW = 1.0
-"""FedEL may end so many points below FedAvg."""
+"""How many points FedEL may be below FedAvg."""
 SPEEDUPS = {"cifar10": 1.8}
 LARGE_FLEET_SPEEDUP = 3.1
 CLEARLY = 2.0
@@ -25,11 +25,12 @@ CLEARLY = 2.0
 def analyse(section: Section, outcomes: Outcomes, paper: Paper) -> None:
     section.notes += [
         f"Final and best are means of {SMOOTH} tests in a row; ± is half of a 95 % confidence interval over "
-        "seeds. Time is virtual, for the same number of rounds, on two clocks: the backward pass alone, as in "
-        "the paper's simulation, and the whole step. Speed-up is on the first. Time to target: until the "
-        "metric is first as good as FedAvg's final one (mean over seeds). Then: when FedEL's run is over, "
-        "which is when it has done as many rounds.",
-        "FIARSE's time is linear in the weights it keeps, as in the literature; dense kernels take FedAvg's.",
+        "seeds. Time is virtual, for the same number of rounds, on two clocks: only the backward pass, as in "
+        "the paper's simulation, and the whole step. Speed-up uses the first. Time to target: until the metric "
+        "is first as good as FedAvg's final one (mean over seeds). Then: the metric at the moment when FedEL "
+        "has done all its rounds.",
+        "FIARSE's time is proportional to the weights it keeps, as in the literature; dense kernels need "
+        "FedAvg's time.",
     ]
     for task in outcomes.tasks:
         if not outcomes.labels(task):
@@ -40,7 +41,7 @@ def analyse(section: Section, outcomes: Outcomes, paper: Paper) -> None:
         section.pictures.append(
             Picture(
                 f"table1-{task}",
-                f"{outcomes.scale.tasks[task].title}: every method against virtual time; dashed: FedAvg's end.",
+                f"{outcomes.scale.tasks[task].title}: all methods over virtual time; dashed: FedAvg's end.",
                 pictures.curves(methods, target.mean if target else None),
             )
         )
@@ -53,7 +54,7 @@ def final(outcomes: Outcomes, task: str, label: str) -> Estimate | None:
 
 
 def to_target(outcomes: Outcomes, task: str, label: str) -> Estimate | None:
-    """Mean minutes to FedAvg's final metric; infinite as soon as one seed never gets there."""
+    """Mean minutes to FedAvg's final metric; infinite if one seed never reaches it."""
     target = final(outcomes, task, "fedavg")
     if target is None:
         return None
@@ -62,7 +63,7 @@ def to_target(outcomes: Outcomes, task: str, label: str) -> Estimate | None:
 
 
 def at_its_end(outcomes: Outcomes, task: str, label: str, other: str = "fedel") -> Estimate | None:
-    """The metric at the moment at which FedEL's run with the same seed is over."""
+    """The metric at the moment when FedEL's run with the same seed ends."""
     found = [ours.at(theirs.seconds()) for ours, theirs in outcomes.pairs(task, label, other)]
     return mean([value for value in found if value is not None])
 
@@ -112,15 +113,15 @@ def _verdicts(outcomes: Outcomes, task: str, paper: Paper) -> list[Verdict]:
 
 
 def _as_good_as_fedavg(outcomes: Outcomes, task: str, title: str) -> Verdict:
-    claim = f"{title}: FedEL ends no more than {POINTS_BELOW:g} point below FedAvg"
+    claim = f"{title}: FedEL ends at most {POINTS_BELOW:g} point below FedAvg"
     if outcomes.scale.tasks[task].metric == "perplexity":
-        claim = f"{title}: FedEL's perplexity ends no more than {POINTS_BELOW:g} % above FedAvg's"
+        claim = f"{title}: FedEL's perplexity ends at most {POINTS_BELOW:g} % above FedAvg's"
     gain = advantage(outcomes, task, "fedel", "fedavg")
     return Verdict(claim, None if gain is None else gain.mean >= -POINTS_BELOW, shown(gain, 2))
 
 
 def advantage(outcomes: Outcomes, task: str, label: str, other: str) -> Estimate | None:
-    """How much better a method ends than another, seed by seed: points of accuracy, percent of perplexity."""
+    """How much better one method ends than another, per seed: points of accuracy, percent of perplexity."""
     gains = []
     for ours, theirs in outcomes.pairs(task, label, other):
         gain = ours.sign * (ours.final - theirs.final)
@@ -131,7 +132,7 @@ def advantage(outcomes: Outcomes, task: str, label: str, other: str) -> Estimate
 def _faster(outcomes: Outcomes, task: str, title: str) -> Verdict:
     wanted = SPEEDUPS.get(task, LARGE_FLEET_SPEEDUP)
     found = outcomes.speedup(task, "fedel")
-    claim = f"{title}: FedEL takes at least {wanted:g} times less time than FedAvg"
+    claim = f"{title}: FedEL is at least {wanted:g} times faster than FedAvg"
     return Verdict(claim, None if found is None else found.mean >= wanted, f"{shown(found, 2)} times")
 
 
@@ -146,7 +147,7 @@ def _elastictrainer(outcomes: Outcomes, task: str, title: str) -> Verdict:
 
 
 def _ahead_in_time(outcomes: Outcomes, task: str, title: str) -> Verdict:
-    claim = f"{title}: in the time that FedEL's rounds take, FedAvg does not get as far"
+    claim = f"{title}: in the time of FedEL's run, FedAvg gets a worse result"
     ours, theirs = (at_its_end(outcomes, task, label) for label in ("fedel", "fedavg"))
     if ours is None or theirs is None:
         return Verdict(claim, None)
@@ -171,7 +172,7 @@ def _first_to_target(outcomes: Outcomes, task: str, title: str) -> Verdict:
 
 
 def _orderings(outcomes: Outcomes, task: str, paper: Paper, title: str) -> list[Verdict]:
-    """How many pairs of methods stand in the paper's order."""
+    """How many pairs of methods are in the paper's order."""
     sign = -1 if outcomes.scale.tasks[task].metric == "perplexity" else 1
     labels = [label for label in outcomes.labels(task) if task in paper.get(label, {})]
     complete = len(labels) == len(BASELINES) + 1
@@ -190,7 +191,7 @@ def _orderings(outcomes: Outcomes, task: str, paper: Paper, title: str) -> list[
         pairs = [(a, b) for a, b in combinations(labels, 2) if printed(a) != printed(b)]
         same = [(a, b) for a, b in pairs if (ours(a) > ours(b)) == (printed(a) > printed(b))]
         numbers = f"{len(same)} of {len(pairs)} pairs of methods in the paper's order"
-        claim = f"{title}: the paper's whole ordering by {name}"
+        claim = f"{title}: the complete order of the paper by {name}"
         found.append(Verdict(claim, len(same) == len(pairs) if complete else None, numbers))
     return found
 

@@ -51,11 +51,11 @@ class CoordinatorConfig:
     http_port_file: Path | None = None
     """Write the address of the page here, for scripts that asked for port 0."""
     http_token: str = ""
-    """Whoever has it may pause, resume and stop runs from the page; empty lets nobody."""
+    """Anyone who has this token may pause, resume and stop runs from the page; if empty, no one may."""
     heartbeat_seconds: float = 5.0
     """How often agents are asked to show that they are alive."""
     silent_heartbeats: float = 3.0
-    """A client that missed so many heartbeats is planned for no more until it is heard again."""
+    """A client that missed this many heartbeats gets no tasks until it sends a message again."""
     log_level: str = "INFO"
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True

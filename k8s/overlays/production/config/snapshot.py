@@ -1,4 +1,4 @@
-"""A snapshot of every volume, as a power cut would leave it: the services recover from that."""
+"""Takes a snapshot of every volume, like the disk after a power cut; the services recover from that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLAIM_LABEL = "fedel/claim"
 
 
 def ask(method: str, path: str, body: dict[str, Any] | None = None, selector: str = "") -> dict[str, Any]:
-    """One call to the API server; an error ends the job, which shows in its status."""
+    """One call to the API server; an error ends the job, and its status shows it."""
     server = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
     query = f"?labelSelector={urllib.parse.quote(selector)}" if selector else ""
     request = urllib.request.Request(server + path + query, method=method)

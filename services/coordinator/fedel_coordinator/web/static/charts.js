@@ -1,11 +1,11 @@
-// Charts drawn by hand, as wide as the page lets them be.
+// Charts as plain SVG, as wide as the page allows.
 
 import { svg } from "./text.js";
 
 const LEFT = 46, RIGHT = 10, TOP = 22, BOTTOM = 34;
 const MAP_HEIGHT = 360, LABELS = 110;
 
-/** Round numbers that cover a range. */
+/** Round numbers within a range, for an axis. */
 export function ticks(low, high, wanted = 4) {
   const span = high - low || 1, rough = span / wanted, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= rough);
@@ -34,7 +34,7 @@ function axes(chart, { x, y, xName, yName, whole = false }) {
 
 const extent = (values, floor) => [Math.min(floor, ...values), Math.max(floor + 1e-9, ...values)];
 
-/** Lines of points [x, y] above zero; `x` is the range of the x axis, where the points do not give it. */
+/** Lines of points [x, y] above zero; `x` is the range of the x axis, if the points do not define it. */
 export function lines(chart, { series, xName, yName, whole, x }) {
   const points = series.flatMap((s) => s.points);
   const [px, py] = axes(chart, {
@@ -53,11 +53,11 @@ export function lines(chart, { series, xName, yName, whole, x }) {
 function describe(series, unit) {
   return series
     .filter((s) => s.points.length)
-    .map((s) => `${s.label}: ${s.points.at(-1)[1].toPrecision(3)} (${unit}) at last`)
+    .map((s) => `${s.label}: last value ${s.points.at(-1)[1].toPrecision(3)} (${unit})`)
     .join("; ") || "no data yet";
 }
 
-/** A client's window [end, front] in each round: a column a round, block 1 at the bottom. */
+/** A client's window [end, front] in each round: one column per round, block 1 at the bottom. */
 export function windows(chart, history, numBlocks) {
   const rounds = history.map((h) => h.round);
   const [first, last] = rounds.length ? [rounds[0], rounds.at(-1)] : [0, 0];
@@ -71,7 +71,7 @@ export function windows(chart, history, numBlocks) {
   chart.setAttribute("aria-label", now ? `round ${now.round}: blocks ${now.window[0]} to ${now.window[1]} of ${numBlocks}` : "no window");
 }
 
-/** Tensors against rounds; `columns` are [round, level of each tensor from 0 to 1]. */
+/** Rounds against tensors; `columns` are [round, level of each tensor from 0 to 1]. */
 export function tensorMap(chart, tensors, columns, tell) {
   const width = chart.clientWidth || 300;
   const labels = Math.min(LABELS, width / 4);

@@ -1,4 +1,4 @@
-// The live page: follows one run by server-sent events and draws what changed.
+// The live page: follows one run with server-sent events and draws what changed.
 
 import { lines, tensorMap, windows } from "./charts.js";
 import { Table, against } from "./table.js";
@@ -71,7 +71,7 @@ function follow(name) {
   source = new EventSource(url(name, "events"));
   const on = (kind, act) => source.addEventListener(kind, (event) => { act(JSON.parse(event.data)); later(); });
   source.onopen = () => linked("live", "live");
-  source.onerror = () => linked("lost", "connection lost, trying again");
+  source.onerror = () => linked("lost", "connection lost, reconnecting");
   on("status", (head) => { state.head = head; state.offset = head.now - Date.now() / 1000; });
   on("clients", (rows) => table.put(rows));
   on("seen", (seen) => { table.seen = seen; });
@@ -126,14 +126,14 @@ function figures() {
   const full = last ? setting.model_bytes * Math.max(1, last.num_updates) : 0;
   return [
     figure("Round", open ? `${open.round}` : "–", `${rounds.length} of ${head.num_rounds} closed`),
-    figure("This round", open ? seconds(Math.max(0, clock() - open.opened_at)) : "–", open ? `deadline ${seconds(open.deadline_seconds)}` : "none is open"),
+    figure("This round", open ? seconds(Math.max(0, clock() - open.opened_at)) : "–", open ? `deadline ${seconds(open.deadline_seconds)}` : "no open round"),
     figure("Updates", open ? `${open.num_done} of ${open.num_tasks}` : last ? `${last.num_updates} of ${last.num_tasks}` : "–",
-      open?.num_lost ? `${open.num_lost} will not come` : open ? "this round" : "last round"),
-    figure("T_th of a step", seconds(head.budget_seconds || last?.budget_seconds), "every client's budget"),
+      open?.num_lost ? `${open.num_lost} lost` : open ? "this round" : "last round"),
+    figure("T_th", seconds(head.budget_seconds || last?.budget_seconds), "time budget per step, all clients"),
     figure("Accuracy", tested ? percent(tested.accuracy) : "–", head.best_accuracy === null ? "not tested yet" : `best ${percent(head.best_accuracy)}`),
     figure("Clients", `${rows.filter((r) => r.connected).length} of ${rows.length}`, "connected"),
-    figure("Last round", last ? seconds(last.latency_seconds) : "–", last?.deviation ? `slowest client ${signed(last.deviation.max)} to T_th` : ""),
-    figure("Sent up", last ? bytes(last.bytes_up) : "–", full ? `${percent(1 - last.bytes_up / full, 0)} less than the whole model` : ""),
+    figure("Last round", last ? seconds(last.latency_seconds) : "–", last?.deviation ? `slowest client ${signed(last.deviation.max)} against T_th` : ""),
+    figure("Sent by clients", last ? bytes(last.bytes_up) : "–", full ? `${percent(1 - last.bytes_up / full, 0)} less than the whole model` : ""),
   ];
 }
 
@@ -196,10 +196,10 @@ function drawClient() {
   const row = table.rows.get(state.client), { history, setting } = state;
   if (!state.client || !row) return;
   $("client-name").textContent = row.client;
-  const range = row.window, here = row.connected ? row.phase : "away";
+  const range = row.window, here = row.connected ? row.phase : "not connected";
   pairs($("client-figures"), [
     figure("Device", row.device_type || "unknown", `${row.num_samples} samples`),
-    figure("Phase", here, `seen ${table.age(row.client)}`),
+    figure("Phase", here, `last message ${table.age(row.client)}`),
     figure("Window", windowBar(range, setting.blocks.length), range ? `${blocks(range)} of ${setting.blocks.length}; restarts: ${row.resets}` : "no window"),
     figure("Training time", against(row)),
   ]);
@@ -231,10 +231,10 @@ function addEvents(events) {
 async function control(event) {
   event.preventDefault();
   const verb = event.submitter.value;
-  if (verb === "stop" && !confirm(`Stop ${state.run} for good?`)) return;
+  if (verb === "stop" && !confirm(`Stop ${state.run}? It cannot be resumed.`)) return;
   const response = await fetch(url(state.run, verb), { method: "POST", headers: { Authorization: `Bearer ${$("token").value}` } });
   const answer = await response.json();
-  $("answer").textContent = response.ok ? `${verb}: done` : answer.error;
+  $("answer").textContent = response.ok ? `${verb}: accepted` : answer.error;
 }
 
 window.addEventListener("hashchange", () => {

@@ -1,4 +1,4 @@
-// The clients, a row each: found, filtered, sorted, and no more of them in the page than one can read.
+// The table of clients, one row each: search, filter, sort, and only as many rows as a person can read.
 
 import { $, ago, beside, blocks, budgetBar, bytes, el, say, seconds, signed, verdict, windowBar } from "./text.js";
 
@@ -9,7 +9,7 @@ const ORDERS = {
   seconds: (a, b) => (b.train_seconds ?? 0) - (a.train_seconds ?? 0),
   bytes: (a, b) => b.bytes_up - a.bytes_up,
 };
-const WORDS = { download: "downloads", train: "trains", upload: "uploads", wait: "waits", done: "done", idle: "idle" };
+const WORDS = { download: "downloading", train: "training", upload: "uploading", wait: "waiting", done: "done", idle: "idle" };
 
 export class Table {
   constructor(choose) {
@@ -51,7 +51,7 @@ export class Table {
       this.body.replaceChildren(...made);
       if (focus && this.body.contains(focus)) focus.focus();
     }
-    const all = wanted.length < this.rows.size ? `, ${this.rows.size} in all` : "";
+    const all = wanted.length < this.rows.size ? `, ${this.rows.size} in total` : "";
     say($("count"), `${shown.length} of ${wanted.length} clients${all}`);
     $("more").hidden = shown.length >= wanted.length;
   }
@@ -66,7 +66,7 @@ export class Table {
     return [...this.rows.values()].filter(keep).sort(ORDERS[$("sort").value] ?? bySeen);
   }
 
-  /** The row of a client, made again only if it changed. */
+  /** The row of a client; made again only if it changed. */
   row(row) {
     const before = this.made.get(row.client);
     if (before?.source === row) {
@@ -84,11 +84,11 @@ export class Table {
     const range = row.window;
     return [
       el("td", {}, button ?? el("button", { type: "button" }, row.client), el("small", {}, ` ${row.device_type || "unknown device"}`)),
-      el("td", { class: "phase" }, row.connected ? WORDS[row.phase] ?? row.phase : "away"),
+      el("td", { class: "phase" }, row.connected ? WORDS[row.phase] ?? row.phase : "not connected"),
       el("td", { class: "window-cell" }, windowBar(range, this.numBlocks),
         el("small", {}, range ? `${blocks(range)} of ${this.numBlocks}` : "no window")),
       el("td", { class: "budget-cell" }, budgetBar(row.deviation), el("small", {}, against(row))),
-      el("td", { class: "bytes" }, `${bytes(row.bytes_up)} up`, el("small", {}, ` ${bytes(row.bytes_down)} down`)),
+      el("td", { class: "bytes" }, `${bytes(row.bytes_up)} sent`, el("small", {}, ` ${bytes(row.bytes_down)} received`)),
       el("td", { class: "seen" }, this.age(row.client)),
     ];
   }
@@ -98,7 +98,7 @@ export class Table {
     return seen === undefined ? "–" : ago(this.clock() - seen);
   }
 
-  /** Seconds pass without any news. */
+  /** Update the ages, which change without any event. */
   tick() {
     for (const element of this.body.children) {
       const text = this.age(element.dataset.client);
@@ -107,7 +107,7 @@ export class Table {
   }
 }
 
-/** Seconds of a client beside its budget, and how far off they are. */
+/** Seconds of a client, its budget, and the deviation. */
 export function against(row) {
   const text = el("span", {});
   if (!row.train_seconds) {

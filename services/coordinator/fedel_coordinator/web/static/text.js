@@ -1,15 +1,15 @@
-// Numbers with their units, and elements made without ever parsing markup.
+// Formats numbers with units, and makes elements without ever parsing HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = (id) => document.getElementById(id);
 
-/** New text only if it is new: readers aloud say what changes. */
+/** Set the text only if it differs: screen readers read every change aloud. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** An HTML element with attributes and children; text stays text. */
+/** An HTML element with attributes and children; text is never parsed as HTML. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -34,16 +34,16 @@ export function seconds(value) {
   return size >= 1e-3 ? `${(value * 1e3).toFixed(size < 0.01 ? 2 : 1)} ms` : `${(value * 1e6).toFixed(0)} µs`;
 }
 
-/** A time beside what it may be, in one unit. */
+/** A time and its limit, in the same unit. */
 export function beside(value, limit) {
   const [unit, size, digits] = limit >= 1 ? ["s", 1, 2] : ["ms", 1e-3, limit >= 0.1 ? 0 : 2];
   return `${(value / size).toFixed(digits)} of ${(limit / size).toFixed(digits)} ${unit}`;
 }
 
-/** The blocks of a window in words. */
+/** The blocks of a window as text. */
 export const blocks = ([end, front]) => (end === front ? `block ${end}` : `blocks ${end}–${front}`);
 
-/** The unit that fits so many bytes, and its size. */
+/** The unit for a number of bytes, and the size of the unit. */
 export function unitOf(value) {
   const step = value < 1 ? 0 : Math.min(4, Math.floor(Math.log10(value) / 3));
   return [["B", "kB", "MB", "GB", "TB"][step], 1000 ** step];
@@ -69,10 +69,10 @@ export function ago(age) {
   return age < 172800 ? `${Math.round(age / 3600)} h ago` : `${Math.round(age / 86400)} days ago`;
 }
 
-/** What a deviation is called, for colour; the sign says the same without. */
+/** Colour class of a deviation; the sign shows the same without colour. */
 export const verdict = (deviation) => (deviation > 0.2 ? "over" : deviation < -0.1 ? "under" : "near");
 
-/** The blocks of a window as a bar, input on the left. */
+/** The blocks of a window as a bar, the input on the left. */
 export function windowBar(range, numBlocks) {
   const made = svg("svg", {
     class: "window", viewBox: `0 0 ${numBlocks} 1`, preserveAspectRatio: "none", role: "img",
@@ -85,7 +85,7 @@ export function windowBar(range, numBlocks) {
   return made;
 }
 
-/** Training time as a bar up to twice the budget, with a mark at the budget. */
+/** Training time as a bar of up to twice the budget, with a mark at the budget. */
 export function budgetBar(deviation) {
   const made = svg("svg", { class: "budget", viewBox: "0 0 200 1", preserveAspectRatio: "none", "aria-hidden": "true" });
   const line = (from, to, name) => svg("path", { d: `M${from} .5H${to}`, class: name, "stroke-width": 1 });
