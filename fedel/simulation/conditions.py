@@ -52,6 +52,8 @@ class Faults:
 
     dropout: float = 0.0
     """Probability that a client of a round never reports; the round then waits until its deadline."""
+    failure: float = 0.0
+    """Probability that a client reports that its task failed; the round then goes on without it."""
     drift_factor: float = 1.0
     """How many times slower a device that heats up is in the end. Its profile does not know of it."""
     drift_share: float = 1.0
@@ -62,13 +64,16 @@ class Faults:
     """Rounds until they are as slow as they get."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.dropout <= 1 and 0 <= self.drift_share <= 1):
-            raise ValueError("dropout and drift_share lie between 0 and 1")
+        if not all(0 <= share <= 1 for share in (self.dropout, self.failure, self.drift_share)):
+            raise ValueError("dropout, failure and drift_share lie between 0 and 1")
         if self.drift_factor <= 0 or self.drift_rounds < 1 or self.drift_start < 0:
             raise ValueError("drift_factor is above 0, drift_rounds at least 1, drift_start at least 0")
 
     def drops_out(self, seed: int, round_num: int, client: str) -> bool:
         return bool(generator(seed, "dropout", round_num, client).random() < self.dropout)
+
+    def fails(self, seed: int, round_num: int, client: str) -> bool:
+        return bool(generator(seed, "failure", round_num, client).random() < self.failure)
 
     def drift(self, seed: int, round_num: int, client: str) -> float:
         """How many times slower than its profile the client is.

@@ -200,7 +200,9 @@ class Simulation:
         update = replace(outcome.update, report=report)
         seconds = start + spent.total(scope)
         arrival = Arrival(seconds, client.name, report, outcome.memory, spent, bytes_up, bytes_down, update)
-        if self._counts_for_sure(seconds):
+        if self._faults.fails(self._engine.run.seed, report.round_num, client.name):
+            arrival.update, arrival.refused = None, "its task failed"
+        elif self._counts_for_sure(seconds):
             self._fold(arrival)  # at once, so that memory does not grow with the number of clients
         return arrival
 

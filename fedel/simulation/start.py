@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,9 @@ def session(
         {client.name: client.profile for client in clients},
         job.device,
     )
-    planner = RoundPlanner(run, model.spec, job.scope or PAPER_CLOCK)
+    # A simulated fleet is complete from the start: there is nobody to wait for.
+    rounds = replace(run.rounds, min_clients=1)
+    planner = RoundPlanner(replace(run, rounds=rounds), model.spec, job.scope or PAPER_CLOCK)
     engine = RoundEngine(planner, tests_itself=workload.num_test_samples > 0)
     participants = run.rounds.num_participants or len(clients)
     worker = Worker(engine.planner.strategy, workload)

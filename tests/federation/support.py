@@ -22,12 +22,14 @@ from safetensors.numpy import load_file
 from fedel.cli.submit import create, follow, save_model
 from fedel.job import RunConfig
 from fedel.records import RoundRecord
+from fedel.simulation.conditions import Faults
 from fedel.training.settings import DataPart
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
 from tests.agents.stand_ins import running
 from tests.federation.proxy import Proxy
-from tests.federation.trainers import scale_of, spec_of
+from tests.federation.trainers import clients_of, scale_of, spec_of
+from tests.simulation.history import History, play_run
 from tests.strategies.fakes import WORK, initial_model
 
 PATIENCE_SECONDS = 60.0
@@ -64,6 +66,11 @@ def job_of(
         "trainer": f"tests.federation.trainers:{trainer}",
     }
     return RunConfig.parse(table)
+
+
+def simulated(job: RunConfig, num_clients: int, faults: Faults | None = None) -> History:
+    """The same run on the same fleet in the simulation."""
+    return play_run(job, clients_of(num_clients, scale_of(job)), faults=faults)
 
 
 async def create_run(address: str, run: str, job: RunConfig) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedel.job import RunConfig
+from fedel.records import RoundRecord
 from fedel.types import Tensors
-from tests.federation.reference import Reference, reference
-from tests.federation.support import agents, create_run, job_of, servers, watching
+from tests.federation.support import agents, create_run, job_of, servers, simulated, watching
+from tests.simulation.history import History
 
 NUM_CLIENTS, NUM_ROUNDS = 4, 5
 
 
-def records_of(job: RunConfig, folder: Path) -> list[dict[str, Any]]:
-    async def scenario() -> list[dict[str, Any]]:
+def records_of(job: RunConfig, folder: Path) -> list[RoundRecord]:
+    async def scenario() -> list[RoundRecord]:
         async with servers(folder) as made:
             await create_run(made.address, "bytes", job)
             async with (
@@ -34,34 +34,34 @@ def size_of(model: Tensors) -> int:
     return sum(values.nbytes for values in model.values())
 
 
-def expected_up(run: Reference) -> list[dict[str, int]]:
+def expected_up(run: History) -> list[dict[str, int]]:
     """Bytes of each client's patches, by round."""
     return [
         {client: size_of({n: p.values for n, p in u.patches.items()}) for client, u in updates.items()}
-        for updates in run.updates
+        for updates in run.counted
     ]
 
 
-def expected_down(run: Reference) -> list[int]:
+def expected_down(run: History) -> list[int]:
     """All of the model at first; then what the round before changed, the same for every client."""
     changed = [
         {name: values for name, values in after.items() if values.tobytes() != before[name].tobytes()}
-        for before, after in zip(run.models, run.models[1:], strict=False)
+        for before, after in zip(run.models, [*run.models[1:], run.model], strict=True)
     ]
     return [size_of(tensors) for tensors in (run.models[0], *changed[:-1])]
 
 
-def measured(records: list[dict[str, Any]], key: str) -> list[dict[str, int]]:
-    return [{entry.client: entry[key] for entry in record.clients} for record in records]
+def measured(records: list[RoundRecord], key: str) -> list[dict[str, int]]:
+    return [{entry.client: getattr(entry, key) for entry in record.clients} for record in records]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25], ids="T_th {} of the fastest".format)
 def test_fedel_sends_what_it_trained_and_fetches_what_changed(tmp_path: Path, share: float) -> None:
     budget = {"policy": "share", "value": share}
     job = job_of({"name": "fedel"}, NUM_CLIENTS, NUM_ROUNDS, budget=budget)
-    run, records = reference(job, NUM_CLIENTS), records_of(job, tmp_path)
+    run, records = simulated(job, NUM_CLIENTS), records_of(job, tmp_path)
     assert expected_up(run) == measured(records, "bytes_up")
-    down = [dict.fromkeys(updates, size) for updates, size in zip(run.updates, expected_down(run), strict=True)]
+    down = [dict.fromkeys(updates, size) for updates, size in zip(run.counted, expected_down(run), strict=True)]
     assert down == measured(records, "bytes_down")
     model = size_of(run.model)
     mean_up = sum(record.bytes_up for record in records) / NUM_ROUNDS / NUM_CLIENTS
@@ -73,6 +73,6 @@ def test_fedel_sends_what_it_trained_and_fetches_what_changed(tmp_path: Path, sh
 
 def test_fedavg_sends_every_weight(tmp_path: Path) -> None:
     job = job_of({"name": "fedavg"}, NUM_CLIENTS, 2)
-    run = reference(job, NUM_CLIENTS)
+    run = simulated(job, NUM_CLIENTS)
     assert expected_up(run) == measured(records_of(job, tmp_path), "bytes_up")
     assert {1} == {len(set(sizes.values())) for sizes in expected_up(run)}

@@ -1,4 +1,7 @@
-"""A federation over gRPC gives the model that direct calls give, to the bit, for every method."""
+"""A federation over gRPC gives the model that the simulation gives, bit for bit, for every method.
+
+Also with a late client, a lost client and an over-selected round.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ import pytest
 from fedel.job import RunConfig
 from fedel.strategies import METHODS
 from fedel.v1 import coordinator_pb2 as pb
-from tests.federation.reference import Reference, reference
-from tests.federation.support import Watch, agents, create_run, job_of, model_of, servers, watching
+from tests.federation.support import Watch, agents, create_run, job_of, model_of, servers, simulated, watching
+from tests.simulation.history import History
 from tests.strategies.fakes import same_bits
 
 NUM_CLIENTS = 6
@@ -39,17 +42,17 @@ SHARDED = ("fedel", "fednova-fedel", "depthfl-feddyn", "heterofl", "fiarse")
 
 
 @lru_cache(maxsize=len(JOBS))
-def expected(name: str) -> Reference:
-    return reference(JOBS[name], NUM_CLIENTS)
+def expected(name: str) -> History:
+    return simulated(JOBS[name], NUM_CLIENTS)
 
 
 async def difference(watch: Watch, address: str, folder: Path) -> str:
-    """How a run differs from direct calls; empty if it does not."""
+    """How a run differs from its simulation; empty if it does not."""
     status = await watch.ended()
     if status.phase != pb.RUN_PHASE_FINISHED:
         return f"it ended in phase {status.phase}: {status.message}"
     run = expected(watch.run)
-    if [sorted(updates) for updates in run.updates] != watch.counted:
+    if [sorted(updates) for updates in run.counted] != watch.counted:
         return f"these clients counted: {watch.counted}"
     return "" if same_bits(run.model, await model_of(address, watch.run, folder)) else "it has another model"
 
@@ -70,15 +73,15 @@ async def differences(folder: Path, names: tuple[str, ...], num_aggregators: int
 @pytest.mark.parametrize(
     ("num_aggregators", "names"), [(1, tuple(JOBS)), (2, SHARDED)], ids=["1 aggregator", "2 aggregators"]
 )
-def test_a_federation_gives_the_models_of_direct_calls_to_the_bit(
+def test_grpc_gives_the_bits_of_the_simulation(
     tmp_path: Path, num_aggregators: int, names: tuple[str, ...]
 ) -> None:
     assert {} == asyncio.run(differences(tmp_path, names, num_aggregators))
 
 
-def test_the_runs_that_are_compared_are_uneven_and_differ_from_one_another() -> None:
+def test_the_compared_runs_are_uneven_and_all_different() -> None:
     models = {b"".join(values.tobytes() for values in expected(name).model.values()) for name in JOBS}
     assert len(JOBS) == len(models)
-    reports = [update.report for update in expected("fednova-fedel").updates[0].values()]
+    reports = [update.report for update in expected("fednova-fedel").counted[0].values()]
     for field in ("num_steps", "num_samples", "effective_steps", "loss"):
         assert NUM_CLIENTS == len({getattr(report, field) for report in reports}), field

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.fleet import job, measure
-from tests.federation.reference import reference
+from tests.federation.support import simulated
 from tests.strategies.fakes import same_bits
 
 NUM_AGENTS, NUM_ROUNDS, SCALE = 20, 5, 12
@@ -17,7 +17,7 @@ def test_twenty_agents_train_five_rounds_without_an_error_or_a_leak(tmp_path: Pa
     assert [NUM_AGENTS] * NUM_ROUNDS == figures.num_updates
     assert {"done": NUM_AGENTS * NUM_ROUNDS} == figures.counts
     assert 0 == figures.complaints
-    assert same_bits(reference(job(NUM_AGENTS, NUM_ROUNDS, SCALE), NUM_AGENTS).model, model)
+    assert same_bits(simulated(job(NUM_AGENTS, NUM_ROUNDS, SCALE), NUM_AGENTS).model, model)
     # Kept updates would be 20 x 80 kB a round; the servers' caches have filled after the first rounds.
     growth = {name: sizes[-1] - sizes[1] for name, sizes in figures.rss.items()}
     assert {name for name, size in growth.items() if size > 20e6} == set()

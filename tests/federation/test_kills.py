@@ -11,9 +11,9 @@ import pytest
 
 from fedel.job import RunConfig
 from tests.federation.processes import Federation, federation, gate_of
-from tests.federation.reference import Reference, reference
-from tests.federation.support import job_of, until
+from tests.federation.support import job_of, simulated, until
 from tests.federation.trainers import Gate
+from tests.simulation.history import History
 from tests.strategies.fakes import same_bits
 
 NUM_CLIENTS, NUM_ROUNDS, ROUND = 3, 3, 1
@@ -32,12 +32,12 @@ def job_in(gate: str, scale: int) -> RunConfig:
 
 
 @lru_cache(maxsize=2)
-def undisturbed(scale: int) -> Reference:
-    return reference(job_in("", scale), NUM_CLIENTS)
+def undisturbed(scale: int) -> History:
+    return simulated(job_in("", scale), NUM_CLIENTS)
 
 
 def upload_bytes(scale: int, client: str) -> int:
-    patches = undisturbed(scale).updates[ROUND][client].patches
+    patches = undisturbed(scale).counted[ROUND][client].patches
     return sum(patch.values.nbytes for patch in patches.values())
 
 

@@ -58,6 +58,10 @@ class Gate:
         """Let the client begin to train in that round, but not end."""
         self._file("hold", client, round_num).touch()
 
+    def fail(self, client: str, round_num: int) -> None:
+        """Let the client's training raise an error in that round."""
+        self._file("fail", client, round_num).touch()
+
     def release(self, client: str, round_num: int) -> None:
         self._file("hold", client, round_num).unlink()
 
@@ -75,6 +79,8 @@ class _Gated(WrappedTrainer):
     def train(self, model: Tensors, job: TrainSpec) -> Trained:
         with (self._folder / f"began-{job.seed}").open("a") as file:
             file.write(".")
+        if (self._folder / f"fail-{job.seed}").exists():
+            raise RuntimeError("planted")
         held, deadline = self._folder / f"hold-{job.seed}", time.monotonic() + _HELD_SECONDS
         while held.exists() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)

@@ -1,0 +1,136 @@
+"""Simulation and gRPC, bit for bit, where a client is late, is lost, or was invited in excess."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fedel_aggregator.servicer import Aggregator
+
+from fedel.job import RunConfig
+from tests.federation.processes import RUN, gate_of
+from tests.federation.support import agents, create_run, job_of, model_of, servers, simulated, until, watching
+from tests.simulation.history import History, Script
+from tests.strategies.fakes import same_bits
+
+NUM_CLIENTS = 4
+DEADLINE_SECONDS = 3.0
+"""On both clocks: nobody who is not slowed down takes longer on the virtual one."""
+
+
+def job_in(gate: Path, name: str = "fedel", seed: int = 5, **rounds: object) -> RunConfig:
+    soon = {"deadline_factor": 1e-3, "deadline_floor_seconds": DEADLINE_SECONDS}
+    return job_of(
+        {"name": name},
+        NUM_CLIENTS,
+        seed=seed,
+        trainer="gated",
+        work={"num_steps": 1},
+        options={"gate": str(gate)},
+        **(soon | rounds),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    job: RunConfig
+    script: Script
+
+    def run(self) -> History:
+        return simulated(self.job, NUM_CLIENTS, self.script)
+
+
+def late(gate: Path) -> Case:
+    """The round closes at its deadline; the update that comes afterwards is refused."""
+    return Case(job_in(gate), Script(slow={1: {"client-2": 50.0}}))
+
+
+def lost(gate: Path) -> Case:
+    """A task fails; the round closes without waiting for it."""
+    return Case(job_in(gate, deadline_floor_seconds=60.0), Script(broken={1: {"client-1"}}))
+
+
+def over_selected(gate: Path) -> Case:
+    """Twice as many are invited as wanted; the round closes with the first two."""
+    job = job_in(gate, num_participants=2, over_select=2.0, deadline_floor_seconds=60.0)
+    return Case(job, Script())
+
+
+def late_in_the_next_round(gate: Path) -> Case:
+    """A client that is late, and not drawn for the next round, counts there."""
+    for seed in range(50):
+        job = job_in(gate, seed=seed, num_participants=2, late="next")
+        undisturbed = simulated(job, NUM_CLIENTS)
+        drawn = [{task.client for task in plan.tasks} for plan in undisturbed.plans]
+        for client in drawn[1] - drawn[2]:
+            entry = undisturbed.records[1].client(client)
+            assert entry is not None
+            slowness = 1.05 * DEADLINE_SECONDS / entry.train_seconds
+            return Case(job, Script(slow={1: {client: slowness}}))
+    raise AssertionError("no seed draws a client in round 1 and not in round 2")
+
+
+def accepted_are(aggregator: Aggregator, wanted: int) -> bool:
+    return wanted == aggregator.registry.get_sample_value("fedel_uploads_total", {"outcome": "accepted"})
+
+
+async def grpc_run(case: Case, folder: Path) -> tuple[list[list[str]], list[int], bool]:
+    """Who counts in each round, how many were late, and whether the model has the simulation's bits."""
+    expected, gate = case.run(), gate_of(case.job)
+    for round_num, clients in case.script.broken.items():
+        for client in clients:
+            gate.fail(client, round_num)
+    held: list[set[str]] = []
+    for round_num, (plan, counted) in enumerate(zip(expected.plans, expected.counted, strict=True)):
+        waits_for_late = expected.records[round_num].num_late > 0
+        missing = {task.client for task in plan.tasks} - (set() if waits_for_late else counted.keys())
+        held.append(missing - set(case.script.broken.get(round_num, ())))
+        for client in held[-1]:
+            gate.hold(client, round_num)
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(servers(folder))
+        await create_run(made.address, RUN, case.job)
+        watch = await stack.enter_async_context(watching(made.address, RUN))
+        await stack.enter_async_context(agents(folder, made.address, range(NUM_CLIENTS), NUM_CLIENTS))
+        num_accepted = 0
+        for round_num, record in enumerate(expected.records):
+            num_accepted += record.num_updates
+            if record.num_late:
+                wanted = num_accepted - record.num_updates + record.num_late
+                await until(partial(accepted_are, made.aggregators[0], wanted), "the late update")
+                for client in held[round_num]:
+                    gate.release(client, round_num)
+            await until(lambda wanted=round_num: len(watch.records) > wanted, f"round {round_num}")
+            if not record.num_late:
+                for client in held[round_num]:
+                    gate.release(client, round_num)
+        await watch.finished()
+        same = same_bits(expected.model, await model_of(made.address, RUN, folder))
+        return watch.counted, [record.num_late for record in watch.records], same
+
+
+@pytest.mark.parametrize("make", [late, lost, over_selected, late_in_the_next_round], ids=lambda f: f.__name__)
+def test_grpc_gives_the_bits_of_the_simulation(tmp_path: Path, make) -> None:
+    case = make(tmp_path / "gate")
+    expected = case.run()
+    counted = [sorted(updates) for updates in expected.counted]
+    num_late = [record.num_late for record in expected.records]
+    assert (counted, num_late, True) == asyncio.run(grpc_run(case, tmp_path))
+
+
+def test_the_cases_are_what_they_are_called(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    everyone = [f"client-{index}" for index in range(NUM_CLIENTS)]
+    run = late(gate).run()
+    assert (("client-2",), 3) == (run.records[1].late, run.records[1].num_updates)
+    run = lost(gate).run()
+    assert {"client-1": "its task failed"} == run.records[1].refused
+    assert sorted(set(everyone) - {"client-1"}) == sorted(run.counted[1])
+    run = over_selected(gate).run()
+    assert [(4, 2)] * 3 == [(record.num_tasks, record.num_updates) for record in run.records]
+    run = late_in_the_next_round(gate).run()
+    assert [0, 0, 1] == [record.num_late for record in run.records]
