@@ -1,4 +1,4 @@
-"""A method of one's own in one file: FedAvg with smoothed labels on the clients and momentum on the server."""
+"""A method of your own in one file: FedAvg with smoothed labels on the clients and momentum on the server."""
 
 from dataclasses import dataclass
 from typing import ClassVar

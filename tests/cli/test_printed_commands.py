@@ -65,7 +65,7 @@ def check(command: str) -> None:
             folder = folder / rest[0]
         elif program == "make":
             assert rest[0] in TARGETS, f"the Makefile has no target {rest[0]}"
-        elif program == "fedel":
+        elif program == "fedel" and rest != ["--help"]:
             assert rest[0] in VERBS, f"fedel has no verb {rest[0]}"
             parser(rest[0]).parse_args(rest)
         _check_files(folder, rest)
