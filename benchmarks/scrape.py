@@ -26,7 +26,7 @@ from fedel_coordinator.activity import Activity
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.persistence import spec_to_json
-from fedel_coordinator.server import serving
+from fedel_coordinator.server import serve
 from fedel_coordinator.sql import SqlStore
 from fedel_coordinator.store import ClientRow, RoundRow, RunRow
 
@@ -239,7 +239,7 @@ async def main(num_clients: int, picture: Path | None) -> dict[str, Any]:
             config = CoordinatorConfig(
                 listen="127.0.0.1:0", aggregators=(bulk,), http="127.0.0.1:0", http_port_file=folder / "http"
             )
-            async with serving(config, store) as (_, coordinator):
+            async with serve(config, store) as (_, coordinator):
                 for told in records[-5:]:
                     coordinator.metrics.observe_round(RUN, told, spec().num_bytes)
                 address = (folder / "http").read_text()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedel.simulation import start
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.simulation.workers import EvaluationPart, Tally
 from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import WrappedTrainer
@@ -61,7 +61,7 @@ class TimedWorkload(TorchWorkload):
             Spent.tests += time.process_time() - begin
 
 
-def measure(job: Job, rounds: int) -> dict[str, Any]:
+def measure(job: SimulationConfig, rounds: int) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as place,
         start.session(job, Path(place) / "run", executor="serial", make_workload=TimedWorkload) as session,
@@ -100,7 +100,7 @@ def main() -> None:
     workload: dict[str, Any] = {"model": arguments.model, "data": arguments.data}
     if arguments.width:
         workload["model_options"] = {"width": arguments.width}
-    job = Job.parse(
+    job = SimulationConfig.parse(
         {
             "strategy": {"name": arguments.strategy},
             "workload": workload,

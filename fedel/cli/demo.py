@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedel.cli import user_code
 from fedel.cli.data import show_progress
-from fedel.cli.local import Federation, Fleet, read_job
+from fedel.cli.local import Federation, LocalFleet, read_job
 from fedel.cli.run import watched
 from fedel.cli.screen import PHASES
 from fedel.errors import ConfigError, DataError, ServiceError
@@ -99,7 +99,9 @@ def _workload(wanted: Workload, console: Console) -> Workload:
         return replace(wanted, data=FALLBACK, data_options={})
 
 
-def _compare(directories: list[Path], job: RunConfig, fleet: Fleet, console: Console, as_json: bool) -> int:
+def _compare(
+    directories: list[Path], job: RunConfig, fleet: LocalFleet, console: Console, as_json: bool
+) -> int:
     from fedel.report import page, runs
 
     found = [runs.load(path) for path in directories]

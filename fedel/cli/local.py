@@ -25,7 +25,7 @@ STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Fleet:
+class LocalFleet:
     """The ``[fleet]`` of a job that runs on this machine."""
 
     slowdowns: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
@@ -42,17 +42,19 @@ class Fleet:
             raise ValueError("slowdowns: at least one number, each at least 1; num_aggregators: at least 1")
 
 
-def read_job(path: Path, overrides: list[str]) -> tuple[RunConfig, Fleet]:
+def read_job(path: Path, overrides: list[str]) -> tuple[RunConfig, LocalFleet]:
     """The two halves of a job file: the run, and the fleet for a run on this machine."""
     table = config.read(path, overrides)
-    fleet = config.parse(Fleet, table.pop("fleet", {}), f"{path}: [fleet]")
+    fleet = config.parse(LocalFleet, table.pop("fleet", {}), f"{path}: [fleet]")
     return RunConfig.parse(table, str(path)), fleet
 
 
 class Federation:
     """Starts the processes and ends them; use as a context manager."""
 
-    def __init__(self, directory: Path, runs_dir: Path, fleet: Fleet, user_code: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, runs_dir: Path, fleet: LocalFleet, user_code: Sequence[str] = ()
+    ) -> None:
         """``directory`` is for configurations, logs and state of the processes, ``runs_dir`` for results.
 
         ``user_code`` are folders in which the processes find the user's own models and data.

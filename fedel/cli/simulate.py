@@ -50,9 +50,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def main(arguments: argparse.Namespace) -> int:
     user_code.search(arguments.job)
     from fedel.simulation import start  # torch takes seconds to import
-    from fedel.simulation.job import Job
+    from fedel.simulation.job import SimulationConfig
 
-    job = Job.parse(config.read(arguments.job, arguments.set), str(arguments.job))
+    job = SimulationConfig.parse(config.read(arguments.job, arguments.set), str(arguments.job))
     name = arguments.name or f"{arguments.job.stem}-{_label(dict(job.run.strategy))}-{job.run.seed}"
     path, console = arguments.out / name, Console(stderr=True)
     try:

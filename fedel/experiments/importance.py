@@ -19,7 +19,7 @@ from fedel.files import write_atomic
 from fedel.seeds import derive
 from fedel.simulation.children import Child
 from fedel.simulation.devices import names
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.training.factory import fresh_model, make_data
 from fedel.training.profile_io import load_profile
 from fedel.training.trainer import TorchTrainer
@@ -71,7 +71,7 @@ def measured(run: PlannedRun, folder: Path) -> Probed:
 
 
 def _probe(run: PlannedRun, folder: Path) -> Probed:
-    job = Job.parse(run.table, run.name)
+    job = SimulationConfig.parse(run.table, run.name)
     data = make_data(job.run)
     model = fresh_model(job.run, data)
     profile = load_profile(folder / "profile.json", model.spec)

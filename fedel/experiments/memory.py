@@ -103,14 +103,14 @@ def _ask(question: str) -> list[int]:
 def main() -> None:
     import torch
 
-    from fedel.simulation.job import Job
+    from fedel.simulation.job import SimulationConfig
     from fedel.training.factory import fresh_model, make_data
     from fedel.training.trainer import TorchTrainer
     from fedel.types import TimingProfile, TrainSpec
 
     question = json.load(sys.stdin)
     torch.set_num_threads(1)
-    run = Job.parse(question["job"]).run
+    run = SimulationConfig.parse(question["job"]).run
     data = make_data(run)
     model = fresh_model(run, data)
     spec, start = model.spec, model.tensors()

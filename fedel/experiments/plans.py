@@ -12,7 +12,7 @@ from typing import Any
 from fedel.config import nearest
 from fedel.errors import ConfigError
 from fedel.experiments.scale import Scale, Setting, overlaid
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.strategies import METHODS, build, describe
 
 BASELINES = ("fedavg", "elastictrainer", "heterofl", "depthfl", "pyramidfl", "timelyfl", "fiarse")
@@ -169,7 +169,7 @@ def _effective(
     job: Mapping[str, Any], strategy: Mapping[str, Any], seed: int, scale: Scale, where: str
 ) -> dict[str, Any]:
     """The job as it is stored, with the strategy's defaults, so that a changed default gives a new run."""
-    parsed = Job.parse({**job, "seed": seed, "strategy": _with_options(strategy, scale)}, where)
+    parsed = SimulationConfig.parse({**job, "seed": seed, "strategy": _with_options(strategy, scale)}, where)
     table = parsed.table()
     table["strategy"] = describe(build(table["strategy"]))
     normalised: dict[str, Any] = json.loads(json.dumps(table))

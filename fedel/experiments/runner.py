@@ -14,7 +14,7 @@ from fedel.errors import FedelError
 from fedel.experiments.plans import PlannedRun
 from fedel.records import RoundRecord, RunResult
 from fedel.simulation import start
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.simulation.store import RunFolder
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"
@@ -114,7 +114,7 @@ def _do(
         left += sum(pace.seconds(task, rounds) for task, rounds in waiting)
         screen.round_done(run, record, left)
 
-    job = Job.parse(run.table, run.name)
+    job = SimulationConfig.parse(run.table, run.name)
     with start.session(job, folder, resume=True, executor=executor, num_workers=num_workers) as session:
         return start.play_all(session, round_done)
 

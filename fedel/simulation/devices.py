@@ -38,7 +38,7 @@ KNOWN: Mapping[str, DeviceType] = {
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetConfig:
     """Which devices there are."""
 
     base: str = "auto"
@@ -81,7 +81,7 @@ def names(num_clients: int) -> list[str]:
     return [f"client-{i:0{digits}d}" for i in range(num_clients)]
 
 
-def assign(fleet: Fleet, clients: Sequence[str], seed: int) -> list[str]:
+def assign(fleet: FleetConfig, clients: Sequence[str], seed: int) -> list[str]:
     """The device type of each client, the same for the whole run."""
     if fleet.counts:
         return [name for name, count in fleet.counts.items() for _ in range(count)]
@@ -89,7 +89,7 @@ def assign(fleet: Fleet, clients: Sequence[str], seed: int) -> list[str]:
     return [fleet.random[int(draw)] for draw in draws]
 
 
-def profiles(fleet: Fleet, base: TimingProfile, spec: ModelSpec) -> dict[str, TimingProfile]:
+def profiles(fleet: FleetConfig, base: TimingProfile, spec: ModelSpec) -> dict[str, TimingProfile]:
     """The timing profile of every type the fleet uses."""
     used = dict.fromkeys((*fleet.counts,) if fleet.counts else fleet.random)
     found = {}
@@ -101,7 +101,7 @@ def profiles(fleet: Fleet, base: TimingProfile, spec: ModelSpec) -> dict[str, Ti
 
 
 def build(
-    fleet: Fleet, base: TimingProfile, spec: ModelSpec, sizes: Sequence[int], network: Network, seed: int
+    fleet: FleetConfig, base: TimingProfile, spec: ModelSpec, sizes: Sequence[int], network: Network, seed: int
 ) -> list[Client]:
     """The clients, of which ``sizes`` gives the number of samples."""
     clients = names(len(sizes))

@@ -13,7 +13,7 @@ from fedel.data.partition import PartitionConfig
 from fedel.errors import ConfigError
 from fedel.job import RunConfig
 from fedel.simulation.conditions import Faults, Network
-from fedel.simulation.devices import Fleet
+from fedel.simulation.devices import FleetConfig
 from fedel.strategies import build
 
 
@@ -28,11 +28,11 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Job:
+class SimulationConfig:
     """A simulation."""
 
     run: RunConfig = field(default_factory=RunConfig)
-    fleet: Fleet = field(default_factory=Fleet)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     network: Network = field(default_factory=Network)
     faults: Faults = field(default_factory=Faults)
@@ -44,8 +44,8 @@ class Job:
     """Where this machine computes: ``cpu``, ``cuda``, ``cuda:1``, ..."""
 
     @staticmethod
-    def parse(table: Mapping[str, Any], where: str = "job") -> Job:
-        own = {f.name for f in dataclasses.fields(Job)} - {"run"}
+    def parse(table: Mapping[str, Any], where: str = "job") -> SimulationConfig:
+        own = {f.name for f in dataclasses.fields(SimulationConfig)} - {"run"}
         runs = {f.name for f in dataclasses.fields(RunConfig)}
         for key in table:
             if key not in own | runs:
@@ -53,7 +53,9 @@ class Job:
         run = {key: value for key, value in table.items() if key in runs}
         settings = {key: value for key, value in table.items() if key in own}
         _fill_in(run, settings, where)
-        job = dataclasses.replace(config.parse(Job, settings, where), run=RunConfig.parse(run, where))
+        job = dataclasses.replace(
+            config.parse(SimulationConfig, settings, where), run=RunConfig.parse(run, where)
+        )
         _check(job, where)
         return job
 
@@ -88,7 +90,7 @@ def _in_scope(strategy: Mapping[str, Any], scope: str, where: str) -> dict[str, 
     return {**strategy, "budget_scope": scope}
 
 
-def _check(job: Job, where: str) -> None:
+def _check(job: SimulationConfig, where: str) -> None:
     if job.scope not in ("", *SCOPES):
         raise ConfigError(f"{where}: scope = {job.scope!r} is none of: {', '.join(SCOPES)}")
     counted = sum(job.fleet.counts.values())

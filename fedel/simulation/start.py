@@ -18,7 +18,7 @@ from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import FINISHED
 from fedel.simulation import devices
 from fedel.simulation.executors import Executor, Processes, Serial, cores
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.simulation.profiles import base_profile
 from fedel.simulation.run import Progress, Simulation
 from fedel.simulation.store import Checkpoint, RunFolder
@@ -49,7 +49,7 @@ class Session:
 
 @contextmanager
 def session(
-    job: Job,
+    job: SimulationConfig,
     path: Path,
     *,
     resume: bool = False,

@@ -4,7 +4,7 @@ from fedel.cli.experiment import NAMES
 from fedel.errors import ConfigError
 from fedel.experiments import report, scale
 from fedel.experiments.plans import EXPERIMENTS, LONGER, distinct, plan
-from tests.experiments import made_up
+from tests.experiments import fake_runs
 
 
 def names(experiment, size, **options):
@@ -24,7 +24,7 @@ def test_every_job_of_a_scale_is_a_valid_simulation(name):
 
 
 def test_experiments_share_runs_that_are_equal():
-    size = made_up.scale()
+    size = fake_runs.scale()
     fedel = names("table1", size)["fedel"]
     assert fedel == names("beta", size)["beta 0.6"]
     assert fedel == names("budget", size)["T_th x 1"]
@@ -35,8 +35,8 @@ def test_experiments_share_runs_that_are_equal():
 
 
 def test_whatever_is_set_otherwise_makes_another_run():
-    task = scale.Task("pictures", {**made_up.JOB, "work": {"num_steps": 11}})
-    before, after = made_up.scale(), made_up.scale(tasks={"cifar10": task})
+    task = scale.Task("pictures", {**fake_runs.JOB, "work": {"num_steps": 11}})
+    before, after = fake_runs.scale(), fake_runs.scale(tasks={"cifar10": task})
     assert names("table1", before).keys() == names("table1", after).keys()
     assert not set(names("table1", before).values()) & set(names("table1", after).values())
     assert 7 == len(set(names("beta", before).values()))
@@ -45,29 +45,29 @@ def test_whatever_is_set_otherwise_makes_another_run():
 
 
 def test_the_name_is_for_the_eye_too():
-    name = names("composition", made_up.scale())["fedprox-fedel"]
+    name = names("composition", fake_runs.scale())["fedprox-fedel"]
     assert name.startswith("cifar10-fedprox-fedel-1-")
 
 
 def test_options_of_a_method_hold_wherever_it_is_used():
-    size = made_up.scale(methods={"fedel": {"weighting": "samples"}})
+    size = fake_runs.scale(methods={"fedel": {"weighting": "samples"}})
     wrapped = next(run for run in plan("composition", size) if run.label == "fednova-fedel")
     assert "samples" == wrapped.table["strategy"]["base"]["weighting"]
 
 
 def test_an_experiment_can_change_the_job_and_the_seeds():
     settings = {"composition": scale.Setting(seeds=1, job={"work": {"num_steps": 0, "num_epochs": 3}})}
-    runs = plan("composition", made_up.scale(experiments=settings))
+    runs = plan("composition", fake_runs.scale(experiments=settings))
     assert {(1, 0, 3)} == {(r.seed, r.table["work"]["num_steps"], r.table["work"]["num_epochs"]) for r in runs}
 
 
 def test_seeds_and_tasks_can_be_asked_for():
-    assert {1, 2, 3, 4} == {run.seed for run in plan("window", made_up.scale(), seeds=4)}
-    assert [1, 1, 1, 2, 2, 2] == [run.seed for run in plan("window", made_up.scale())]
+    assert {1, 2, 3, 4} == {run.seed for run in plan("window", fake_runs.scale(), seeds=4)}
+    assert [1, 1, 1, 2, 2, 2] == [run.seed for run in plan("window", fake_runs.scale())]
     with pytest.raises(ConfigError, match="did you mean 'cifar10'"):
-        plan("window", made_up.scale(), tasks=["cifar"])
+        plan("window", fake_runs.scale(), tasks=["cifar"])
     with pytest.raises(ConfigError, match="did you mean 'table1'"):
-        plan("table", made_up.scale())
+        plan("table", fake_runs.scale())
 
 
 def test_an_unknown_scale_or_a_wrong_key_is_named(tmp_path):

@@ -8,16 +8,16 @@ from fedel.experiments.outcomes import Outcomes
 from fedel.experiments.plans import BASELINES, LONGER, plan
 from fedel.experiments.scale import Power
 from fedel.experiments.stats import Estimate
-from tests.experiments import made_up
+from tests.experiments import fake_runs
 
 
 def made(experiment, place, runs, size=None):
-    """The section of an experiment of which ``runs`` are there: by label, what ``made_up.write`` is told."""
-    size = size or made_up.scale()
+    """The section of an experiment of which ``runs`` are there: by label, what ``fake_runs.write`` is told."""
+    size = size or fake_runs.scale()
     planned = plan(experiment, size)
     for run in planned:
         if run.label in runs:
-            made_up.write(run, place, **runs[run.label])
+            fake_runs.write(run, place, **runs[run.label])
     page = report.make(size, {experiment: planned}, place, {})
     return page, page.sections[0]
 
@@ -68,12 +68,12 @@ def test_a_baseline_that_is_sooner_refutes_the_claim(tmp_path):
 
 
 def test_perplexity_is_better_when_lower(tmp_path):
-    task = scale.Task("words", made_up.JOB, metric="perplexity")
+    task = scale.Task("words", fake_runs.JOB, metric="perplexity")
     runs = {
         "fedavg": {"accuracies": [0.1] * 4, "losses": [2.0] * 4, "seconds": 4.0},
         "fedel": {"accuracies": [0.1] * 4, "losses": [1.0] * 4, "seconds": 1.0},
     }
-    _, section = made("table1", tmp_path, runs, made_up.scale(tasks={"text": task}))
+    _, section = made("table1", tmp_path, runs, fake_runs.scale(tasks={"text": task}))
     fedel = section.tables[0].rows[1]
     assert pytest.approx(2.71828, rel=1e-5) == fedel["final"].mean == fedel["best"].mean
     assert section.verdicts[0].holds
@@ -131,9 +131,9 @@ def test_a_smaller_budget_is_compared_at_equal_time(tmp_path):
 
 def test_energy_is_watts_times_seconds(tmp_path):
     """A round lasts 2 s by the whole step: the Orin trains for 1 s of it and waits 1 s, the Xavier trains."""
-    size = made_up.scale()
+    size = fake_runs.scale()
     runs = plan("window", size)[:1]
-    made_up.write(runs[0], tmp_path, [0.1, 0.1], seconds=1.0)
+    fake_runs.write(runs[0], tmp_path, [0.1, 0.1], seconds=1.0)
     (outcome,) = Outcomes(size, runs, tmp_path).found
     power = {"orin": Power(20, 5), "xavier": Power(10, 5)}
     assert pytest.approx(2 * (20 * 1 + 5 * 1 + 10 * 2)) == joules(outcome, power)
@@ -147,7 +147,7 @@ def test_statistics_pair_the_seeds(tmp_path):
 
 @pytest.mark.parametrize("experiment", ["window", "beta", "selection", "devices", "composition"])
 def test_experiments_of_which_little_is_there_are_shown(experiment, tmp_path):
-    labels = [run.label for run in plan(experiment, made_up.scale())]
+    labels = [run.label for run in plan(experiment, fake_runs.scale())]
     _, section = made(experiment, tmp_path, {labels[0]: {"accuracies": [0.1, 0.2]}})
     assert section.tables
     assert section.missing

@@ -7,7 +7,7 @@ from fedel.errors import ConfigError
 from fedel.experiments import runner, scale
 from fedel.experiments.plans import plan
 from fedel.records import RunResult
-from tests.experiments import made_up
+from tests.experiments import fake_runs
 
 
 class Recorder:
@@ -63,7 +63,9 @@ def test_a_run_that_cannot_be_done_is_told_of_and_the_others_are_done(tmp_path):
     wrong = scale.overlaid(size.tasks["cifar10"].job, {"workload": {"data": "fedel.experiments.tiny:nothing"}})
     tasks = {"broken": scale.Task("broken", wrong), "cifar10": size.tasks["cifar10"]}
     runs = [
-        r for r in plan("devices", made_up.scale(tasks=tasks, experiments=ALL), seeds=1) if r.label == "fedavg"
+        r
+        for r in plan("devices", fake_runs.scale(tasks=tasks, experiments=ALL), seeds=1)
+        if r.label == "fedavg"
     ]
     failed, screen = do(runs, tmp_path)
     assert ["broken"] == [name.partition("-")[0] for name in failed]
@@ -86,8 +88,8 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
 
 
 def test_a_directory_with_other_settings_is_not_taken_for_the_run(tmp_path):
-    run = plan("table1", made_up.scale())[0]
-    made_up.write(run, tmp_path, [0.5])
+    run = plan("table1", fake_runs.scale())[0]
+    fake_runs.write(run, tmp_path, [0.5])
     settings = (tmp_path / run.name / "config.toml").read_text()
     (tmp_path / run.name / "config.toml").write_text(settings.replace("num_steps = 10", "num_steps = 11"))
     with pytest.raises(ConfigError, match="num_steps"):

@@ -14,7 +14,7 @@ from fedel_aggregator.config import AggregatorConfig
 from fedel_aggregator.server import serve as aggregating
 from fedel_aggregator.servicer import Aggregator
 from fedel_coordinator.config import CoordinatorConfig
-from fedel_coordinator.server import serving as coordinating
+from fedel_coordinator.server import serve as coordinating
 from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 from safetensors.numpy import load_file

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedel.job import RunConfig
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.training.factory import initial_model
 from fedel.training.profile_io import save_profile
 from fedel.types import Tensors
@@ -44,7 +44,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def simulated(directory: Path, name: str, *settings: str) -> Tensors:
     """The model that ``fedel simulate own_method.toml`` gives on a small problem, by torch."""
-    save_profile(tiny.profile(initial_model(Job.parse(TABLE).run)[0]), directory / "base.json")
+    save_profile(tiny.profile(initial_model(SimulationConfig.parse(TABLE).run)[0]), directory / "base.json")
     small = ["rounds.num_rounds=2", "work.num_steps=3", "partition.num_clients=3", "fleet.base=base.json"]
     workload = [f"workload.{key}={value}" for key, value in TABLE["workload"].items()]
     words = [word for setting in (*small, *workload, *settings) for word in ("--set", setting)]

@@ -23,7 +23,7 @@ import yaml
 from fedel_aggregator.config import AggregatorConfig
 from fedel_aggregator.server import serve as aggregating
 from fedel_coordinator.config import CoordinatorConfig
-from fedel_coordinator.server import serving as coordinating
+from fedel_coordinator.server import serve as coordinating
 from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 

@@ -16,7 +16,7 @@ from fedel_aggregator.server import serve as aggregating
 from fedel_aggregator.servicer import Aggregator
 from fedel_coordinator.config import CoordinatorConfig, EnrolmentConfig
 from fedel_coordinator.coordinator import Coordinator
-from fedel_coordinator.server import serving as coordinating
+from fedel_coordinator.server import serve as coordinating
 from grpc import aio
 
 from fedel.security import certificates as x

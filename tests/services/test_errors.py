@@ -6,7 +6,7 @@ import errno
 import grpc
 import pytest
 from fedel_coordinator.config import CoordinatorConfig
-from fedel_coordinator.server import serving as coordinating
+from fedel_coordinator.server import serve as coordinating
 from fedel_coordinator.sql import SqlStore
 from fedel_coordinator.store import StoreUnavailable
 from fedel_services.errors import ErrorStatuses, Status, describe_call, refuse

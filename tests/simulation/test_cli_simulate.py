@@ -10,7 +10,7 @@ import pytest
 from fedel import config
 from fedel.cli import simulate
 from fedel.errors import ConfigError
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.training.factory import initial_model
 from fedel.training.profile_io import save_profile
 from tests.simulation import tiny
@@ -26,7 +26,7 @@ TABLE = {
 @pytest.fixture
 def job_file(tmp_path):
     table = {**TABLE, "fleet": {"base": str(tmp_path / "base.json")}}
-    save_profile(tiny.profile(initial_model(Job.parse(table).run)[0]), tmp_path / "base.json")
+    save_profile(tiny.profile(initial_model(SimulationConfig.parse(table).run)[0]), tmp_path / "base.json")
     (tmp_path / "small.toml").write_text(config.write(table))
     return tmp_path / "small.toml"
 

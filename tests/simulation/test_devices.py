@@ -8,13 +8,13 @@ from fedel.core.timing import budget
 from fedel.errors import ConfigError, ProfileError
 from fedel.simulation import devices
 from fedel.simulation.conditions import Network
-from fedel.simulation.devices import Fleet
+from fedel.simulation.devices import FleetConfig
 from fedel.training.profile_io import save_profile
 from tests.strategies import fakes
 
 
 def build(table, num_clients, network=None, seed=1):
-    fleet = config.parse(Fleet, table, "job.toml: [fleet]")
+    fleet = config.parse(FleetConfig, table, "job.toml: [fleet]")
     sizes = list(range(10, 10 + num_clients))
     return devices.build(fleet, fakes.profile(), fakes.spec(), sizes, network or Network(), seed)
 

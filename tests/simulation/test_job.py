@@ -2,29 +2,34 @@ import pytest
 
 from fedel.config import tomllib, write
 from fedel.errors import ConfigError
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.strategies import build
 from fedel.strategies.base import PAPER_CLOCK, clock_of
 
 
 def test_a_job_survives_being_written_and_read():
-    job = Job.parse({"seed": 3, "fleet": {"counts": {"orin": 2, "orin/4": 3}}, "faults": {"dropout": 0.1}})
-    assert job == Job.parse(tomllib.loads(write(job.table())))
+    job = SimulationConfig.parse(
+        {"seed": 3, "fleet": {"counts": {"orin": 2, "orin/4": 3}}, "faults": {"dropout": 0.1}}
+    )
+    assert job == SimulationConfig.parse(tomllib.loads(write(job.table())))
 
 
 def test_the_example_is_valid(request):
     path = request.config.rootpath / "configs" / "simulation.toml"
-    job = Job.parse(tomllib.loads(path.read_text()), str(path))
+    job = SimulationConfig.parse(tomllib.loads(path.read_text()), str(path))
     assert (100, 25) == (job.partition.num_clients, job.run.rounds.num_participants)
 
 
 def test_counts_say_how_many_clients_there_are():
-    assert 5 == Job.parse({"fleet": {"counts": {"orin": 2, "xavier": 3}}}).partition.num_clients
+    assert 5 == SimulationConfig.parse({"fleet": {"counts": {"orin": 2, "xavier": 3}}}).partition.num_clients
 
 
 def test_virtual_rounds_have_no_shortest_deadline_unless_one_is_set():
-    assert 0.0 == Job.parse({}).run.rounds.deadline_floor_seconds
-    assert 9.0 == Job.parse({"rounds": {"deadline_floor_seconds": 9.0}}).run.rounds.deadline_floor_seconds
+    assert 0.0 == SimulationConfig.parse({}).run.rounds.deadline_floor_seconds
+    assert (
+        9.0
+        == SimulationConfig.parse({"rounds": {"deadline_floor_seconds": 9.0}}).run.rounds.deadline_floor_seconds
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,7 @@ def test_virtual_rounds_have_no_shortest_deadline_unless_one_is_set():
 )
 def test_mistakes_name_the_file_and_the_remedy(table, words):
     with pytest.raises(ConfigError, match=words) as error:
-        Job.parse(table, "job.toml")
+        SimulationConfig.parse(table, "job.toml")
     assert "job.toml" in str(error.value)
 
 
@@ -57,5 +62,5 @@ def test_mistakes_name_the_file_and_the_remedy(table, words):
     ],
 )
 def test_one_setting_chooses_the_clock_of_every_method(strategy, scope, driving):
-    job = Job.parse({"strategy": strategy, **({"scope": scope} if scope else {})})
+    job = SimulationConfig.parse({"strategy": strategy, **({"scope": scope} if scope else {})})
     assert driving == clock_of(build(job.run.strategy), job.scope or PAPER_CLOCK)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from fedel.report import runs
 from fedel.simulation import profiles, start
-from fedel.simulation.job import Job
+from fedel.simulation.job import SimulationConfig
 from fedel.simulation.workers import EvaluationPart
 from fedel.simulation.workload import TorchWorkload
 from fedel.training.factory import fresh_model, initial_model, make_data, make_model
@@ -32,7 +32,7 @@ def job(tmp_path):
             "fleet": {"base": str(tmp_path / "base.json")},
             "evaluation": {"exits_every": 2},
         }
-        made = Job.parse(table)
+        made = SimulationConfig.parse(table)
         save_profile(tiny.profile(initial_model(made.run)[0]), tmp_path / "base.json")
         return made
 
@@ -85,7 +85,7 @@ def test_a_run_learns_and_leaves_everything_in_its_directory(job, tmp_path):
     }
     stored = runs.load(tmp_path / "run")
     assert result == stored.result
-    assert wanted == Job.parse(stored.settings)
+    assert wanted == SimulationConfig.parse(stored.settings)
     assert sum(record.latency_seconds for record in stored.rounds) == result.virtual_seconds
     assert [t.name for t in initial_model(wanted.run)[0].weights] == list(result.tensors)
     assert {"fedel", "python", "numpy", "torch"} == result.versions.keys()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fedel_coordinator.config import CoordinatorConfig
-from fedel_coordinator.server import serving
+from fedel_coordinator.server import serve
 
 from fedel.errors import ServiceError
 from fedel.v1 import coordinator_pb2 as pb
@@ -202,5 +202,5 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         taken = asker.address.removeprefix("http://")
         config = CoordinatorConfig(listen="127.0.0.1:0", http=taken, database_url="sqlite://")
         with pytest.raises(ServiceError, match=f"http = '{taken}': cannot listen there"):
-            async with serving(config):
+            async with serve(config):
                 pass

@@ -11,7 +11,7 @@ from fedel_services import runtime
 from fedel_services.runtime import load_config, run_service
 
 from fedel_coordinator.config import DATABASE_VARIABLE, TOKEN_VARIABLE, CoordinatorConfig
-from fedel_coordinator.server import serving
+from fedel_coordinator.server import serve
 
 
 def read_config(path: str | None, overrides: Sequence[str]) -> CoordinatorConfig:
@@ -27,7 +27,7 @@ def read_config(path: str | None, overrides: Sequence[str]) -> CoordinatorConfig
 def start(config_file: str | None, overrides: Sequence[str]) -> int:
     """Run a coordinator until SIGTERM or SIGINT; returns the exit code."""
     config = read_config(config_file, overrides)
-    return run_service(config, serving(config))
+    return run_service(config, serve(config))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -59,7 +59,7 @@ class Enrolment(EnrolmentServiceServicer):
 
 
 @asynccontextmanager
-async def enrolling(config: EnrolmentConfig, tls: Tls, server: Server) -> AsyncIterator[None]:
+async def serve_enrolment(config: EnrolmentConfig, tls: Tls, server: Server) -> AsyncIterator[None]:
     """Renew on the coordinator's own port, and enrol on another: there, callers have no certificate yet.
 
     Another server, too: nothing else of the coordinator can be reached there.

@@ -17,7 +17,7 @@ from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
-from fedel_coordinator.enrolment import enrolling
+from fedel_coordinator.enrolment import serve_enrolment
 from fedel_coordinator.errors import STATUSES
 from fedel_coordinator.servicer import CoordinatorServicer
 from fedel_coordinator.shards import Shards
@@ -30,7 +30,7 @@ SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full
 
 
 @asynccontextmanager
-async def serving(
+async def serve(
     config: CoordinatorConfig,
     store: Store | None = None,
     shards: Shards | None = None,
@@ -45,7 +45,7 @@ async def serving(
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
     try:
         await coordinator.start()
-        async with enrolling(config.enrolment, config.tls, server):
+        async with serve_enrolment(config.enrolment, config.tls, server):
             port = await server.start(config.listen, config.health)
             await server.set_ready(True)
             address = f"{config.listen.rpartition(':')[0]}:{port}"

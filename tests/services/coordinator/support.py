@@ -17,7 +17,7 @@ from fedel_aggregator.server import serve as aggregating
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.run import CoordinatorRun
-from fedel_coordinator.server import serving
+from fedel_coordinator.server import serve
 from grpc import aio
 
 from fedel.job import RunConfig
@@ -308,7 +308,7 @@ class Federation:
         return CoordinatorConfig(listen="127.0.0.1:0", aggregators=tuple(self.aggregators), **self.settings)
 
     async def start_coordinator(self, **parts: Any) -> None:
-        self.address, self.coordinator = await self._serving.enter_async_context(serving(self.config, **parts))
+        self.address, self.coordinator = await self._serving.enter_async_context(serve(self.config, **parts))
         self.channel = await self._serving.enter_async_context(connect(self.address))
         self.stub = CoordinatorServiceStub(self.channel)
 
