@@ -1,0 +1,205 @@
+"""A world around the round engine: clients, aggregators and a disk, whose every move a test chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedel.errors import ServiceError
+from fedel.job import RunConfig
+from fedel.records import RoundRecord
+from fedel.roles import events as ev
+from fedel.roles.coordinator import RoundEngine
+from fedel.roles.planner import RoundPlanner
+from fedel.roles.run_state import OPEN, Member, RunState, TaskResult
+from fedel.serialisation import from_json, to_json
+from fedel.testing import fleet, spec
+from fedel.types import Report, StepCost
+
+SPEC = spec()
+CLIENTS = tuple(fleet(4))
+PROFILES = {name: trainer.profile for name, trainer in fleet(4).items()}
+
+
+def engine_of(strategy: str = "fedavg", **rounds: object) -> RoundEngine:
+    table = {
+        "strategy": {"name": strategy},
+        "rounds": {"num_rounds": 3, "deadline_floor_seconds": 10.0} | rounds,
+    }
+    return RoundEngine(RoundPlanner(RunConfig.parse(table), SPEC))
+
+
+def member_of(client: str, can_evaluate: bool = True) -> Member:
+    return Member(client, 10, PROFILES[client], "fake", can_evaluate)
+
+
+def report_of(client: str, round_num: int) -> Report:
+    return Report(client, round_num, 10, 4, 4.0, 0.5, cost=StepCost(0.1, 0.2), train_seconds=1.0)
+
+
+@dataclass
+class World:
+    """Carries effects out at once where the test does not decide; answers of others wait in ``answers``."""
+
+    engine: RoundEngine
+    state: RunState = field(default_factory=RunState)
+    now: float = 0.0
+    disk: str = ""
+    """The state as it was when a part of it was last made durable."""
+    closed: list[RoundRecord] = field(default_factory=list)
+    """Records that are on disk as closed."""
+    uploads: dict[str, Report] = field(default_factory=dict)
+    """What the aggregators hold for the open round."""
+    sealed: dict[int, ev.Sealed] = field(default_factory=dict)
+    version: int = 0
+    answers: list[ev.Event] = field(default_factory=list)
+    """What others will answer."""
+    tasks: dict[str, ev.SendTask] = field(default_factory=dict)
+    """The last task that each client received."""
+    evaluators: list[tuple[str, int]] = field(default_factory=list)
+    waits: ev.Wait = field(default_factory=ev.Wait)
+    num_applied: int = 0
+    has_lied: bool = False
+    """A client claimed an update that no aggregator has: its round may close with none."""
+
+    def __post_init__(self) -> None:
+        self.disk = to_json(self.state)
+
+    def apply(self, event: ev.Event, *, store_fails: bool = False) -> list[ev.Effect]:
+        """Apply an event; a store that fails leaves everything as it was."""
+        try:
+            state, effects = self.engine.apply(self.state, event, self.now)
+        except ServiceError:
+            return []
+        self.num_applied += 1
+        self.check_pure(event, effects)
+        durable = any(isinstance(effect, ev.Persist) for effect in effects)
+        if durable and store_fails:
+            return []
+        self.check_legal(state, effects)
+        self.state = state
+        if durable:
+            self.disk = to_json(state)
+        for effect in effects:
+            self.carry_out(effect)
+        return effects
+
+    def check_pure(self, event: ev.Event, effects: list[ev.Effect]) -> None:
+        """The same state gives the same effects, also when it was on disk in between."""
+        loaded = from_json(RunState, to_json(self.state), "disk")
+        assert loaded == self.state
+        assert effects == self.engine.apply(loaded, event, self.now)[1]
+
+    def check_legal(self, state: RunState, effects: list[ev.Effect]) -> None:
+        sealed = state.open is not None and state.open.status != OPEN
+        for effect in effects:
+            match effect:
+                case ev.SendTask(task):
+                    assert not sealed
+                    assert task.round_num == state.handover.round_num
+                    assert task.client in state.members
+                case ev.Persist("closed", record=record):
+                    assert record is not None
+                    self.check_record(record)
+        assert not (state.ended and state.open)
+
+    def check_record(self, record: RoundRecord) -> None:
+        names = [entry.client for entry in record.clients]
+        assert len(self.closed) == record.round
+        assert record.round + 1 == record.version
+        assert names == sorted(set(names))
+        assert len(names) == record.num_updates
+        assert record.latency_seconds >= record.collect_seconds >= 0
+        assert 0 <= record.num_late <= record.num_updates
+        assert record == RoundRecord.from_json(record.to_json())
+
+    def carry_out(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.SendTask(task):
+                self.tasks[task.client] = effect
+            case ev.Seal(round_num):
+                held = tuple(self.uploads[client] for client in sorted(self.uploads))
+                # Asked again, even after the commit, the aggregators give the same answer.
+                self.answers.append(self.sealed.setdefault(round_num, ev.Sealed(round_num, held)))
+            case ev.Commit(round_num, clients):
+                self.commit(round_num, clients)
+            case ev.Evaluate(client, version):
+                self.evaluators.append((client, version))
+            case ev.Keep(version, score):
+                self.answers.append(ev.Kept(version, score))
+            case ev.Persist("closed", record=record):
+                assert record is not None
+                self.closed.append(record)
+            case ev.Wait():
+                self.waits = effect
+
+    def commit(self, round_num: int, clients: tuple[str, ...]) -> None:
+        """Asked again, the aggregators give the same answer."""
+        if self.version == round_num:
+            self.version, self.uploads = round_num + 1, {}
+        counts = dict.fromkeys((tensor.name for tensor in SPEC.tensors), len(clients))
+        importance = dict.fromkeys(counts, 0.5)
+        self.answers.append(ev.Committed(round_num, round_num + 1, importance, counts))
+
+    def answer(self, keep: bool = False) -> None:
+        """The oldest answer arrives; ``keep`` lets it arrive once more later."""
+        if self.answers:
+            event = self.answers.pop(0)
+            self.apply(event)
+            if keep:
+                self.answers.append(event)
+
+    def finish_task(self, client: str) -> None:
+        """Upload if the aggregators still accept it, and report."""
+        order = self.tasks.get(client)
+        if order is None:
+            return
+        report = report_of(client, order.task.round_num)
+        open_round = self.state.open
+        accepts = self.version == report.round_num and open_round is not None and open_round.status == OPEN
+        if accepts:
+            self.uploads.setdefault(client, report)
+        self.apply(ev.Done(client, TaskResult(report, 100, 200, {"train": 1.0})))
+
+    def claim(self, client: str, name: str, round_num: int) -> None:
+        """A client says that a task is done which it has not done."""
+        self.has_lied = self.has_lied or client == name
+        self.apply(ev.Done(client, TaskResult(report_of(name, round_num))))
+
+    def evaluate(self, accuracy: float) -> None:
+        if self.evaluators:
+            client, version = self.evaluators.pop(0)
+            if client in self.state.members and self.state.members[client].connected:
+                self.apply(ev.Evaluated(version, accuracy, 1 - accuracy, 0.25))
+
+    def restart(self) -> None:
+        """The process dies and starts again from what is on disk."""
+        self.state = from_json(RunState, self.disk, "disk")
+        self.answers, self.evaluators, self.tasks = [], [], {}
+        self.apply(ev.Restarted())
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.apply(ev.Tick())
+
+    def run_to_the_end(self, max_steps: int = 400) -> None:
+        """Everyone behaves from now on: the run must end."""
+        if self.state.phase == "paused":
+            self.apply(ev.Controlled("resume"))
+        for _ in range(max_steps):
+            if self.state.ended:
+                return
+            for client in CLIENTS:
+                member = self.state.members.get(client)
+                if member is None or member.has_left or not member.connected:
+                    self.apply(ev.Joined(member_of(client)))
+                elif member.silent:
+                    self.apply(ev.Found(client))
+            for client in CLIENTS:
+                self.finish_task(client)
+            self.tick()
+            while self.answers:
+                self.answer()
+            self.evaluate(0.5)
+            until = self.waits.until
+            self.tick(max(0.0, until - self.now) if until is not None else 0.0)
+        raise AssertionError(f"the run did not end: {self.state.phase}, {self.waits}")
