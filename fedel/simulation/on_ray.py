@@ -46,7 +46,8 @@ class OnRay:
             local = (
                 {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": num_workers, "include_dashboard": False}
             )
-            ray.init(log_to_driver=False, logging_level="error", **local)
+            # Ray would add a handler of its own, which writes to a stream that may be closed later.
+            ray.init(log_to_driver=False, configure_logging=False, **local)
         shared = ray.put(worker)
         actor = ray.remote(num_cpus=1)(_Actor)
         self._actors = [actor.remote(shared) for _ in range(num_workers)]

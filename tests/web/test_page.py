@@ -44,6 +44,9 @@ async def test_a_round_appears_a_client_is_opened_and_its_window_moves(tmp_path:
         await page.run("dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
         await page.until("document.getElementById('client').hidden")
         assert SLOW == await page.run("document.activeElement.textContent")
+        closed = await page.run(ROUNDS_CLOSED)
+        await page.until(f"{ROUNDS_CLOSED} >= {closed + 2}")
+        assert SLOW == await page.run("document.activeElement.textContent"), "its row was drawn again"
         assert [] == page.complaints
 
 

@@ -43,14 +43,15 @@ export class Table {
   }
 
   draw() {
+    // A button that moves within the page loses the keyboard's focus, and so does one in a row that is drawn again.
+    const focus = document.activeElement;
     const wanted = this.wanted(), shown = wanted.slice(0, this.limit);
     const made = shown.map((row) => this.row(row));
     const now = this.body.children;
     if (made.length !== now.length || made.some((row, i) => row !== now[i])) {
-      const focus = document.activeElement;
       this.body.replaceChildren(...made);
-      if (focus && this.body.contains(focus)) focus.focus();
     }
+    if (focus !== document.activeElement && this.body.contains(focus)) focus.focus({ preventScroll: true });
     const all = wanted.length < this.rows.size ? `, ${this.rows.size} in total` : "";
     say($("count"), `${shown.length} of ${wanted.length} clients${all}`);
     $("more").hidden = shown.length >= wanted.length;
