@@ -245,6 +245,7 @@ class CoordinatorRun:
         return None
 
     async def left(self, client: str) -> None:
+        log.info("%s left", client, extra=self.log_fields | {"client": client})
         await self.apply(ev.Left(client))
         self._activity(client).phase = "idle"
 
