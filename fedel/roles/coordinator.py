@@ -186,7 +186,7 @@ class _Turn(ClosingTurn):
         if action == "stop":
             self.set_phase(STOPPING, "stops after the open round")
         elif state.phase == STOPPING:
-            raise ServiceError("the run is stopping: create a new run to train on")
+            raise ServiceError("the run is stopping: create a new run to continue training")
         elif action == "pause":
             self.set_phase(PAUSED)
         elif action == "resume" and state.phase == PAUSED:

@@ -101,7 +101,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         # A stream that broke looks like one that was closed, until something is written to it.
         await context.write(pb.SessionResponse())
         for name in session.joined:
-            # Looked up for every run, because the client may come back while it leaves the one before.
+            # Checked for every run: the client may come back while it leaves the run before.
             if self._coordinator.sessions.is_current(session):
                 await self._coordinator.runs[name].left(client)
 

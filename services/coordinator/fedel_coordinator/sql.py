@@ -185,7 +185,7 @@ class SqlStore:
                 yield connection
         except (exc.OperationalError, exc.InterfaceError) as error:
             raise StoreUnavailable(
-                f"database {engine.url}: {error.orig}; is it there, and may we write to it?"
+                f"database {engine.url}: {error.orig}; check that it is there and may be written to"
             ) from error
 
 
