@@ -63,8 +63,8 @@ def measured(run: PlannedRun, folder: Path) -> Probed:
         # In a separate process: after torch has computed gradients here, workers could not be forked any more.
         child = Child(lambda _: _probe(run, folder))
         try:
-            child.ask(None)
-            write_atomic(kept, json.dumps(asdict(child.answer())))
+            child.send(None)
+            write_atomic(kept, json.dumps(asdict(child.receive())))
         finally:
             child.end()
     return Probed(**json.loads(kept.read_text(encoding="utf-8")))

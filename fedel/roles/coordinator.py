@@ -114,6 +114,7 @@ class _Turn(ClosingTurn):
         """What the client missed is sent to it."""
         self.set(self.state.with_member(replace(member, connected=True)))
         self.do(ev.Persist("member", member.client))
+        self.free_evaluator(member.client)  # a test that it had went to its older session
         open_round = self.state.open
         if open_round is not None and open_round.status == OPEN and member.client in open_round.tasks:
             lost = {client: why for client, why in open_round.lost.items() if client != member.client}
@@ -185,7 +186,7 @@ class _Turn(ClosingTurn):
         if action == "stop":
             self.set_phase(STOPPING, "stops after the open round")
         elif state.phase == STOPPING:
-            raise ServiceError("the run is stopping: create a new run to train on")
+            raise ServiceError("the run is stopping: create a new run to continue training")
         elif action == "pause":
             self.set_phase(PAUSED)
         elif action == "resume" and state.phase == PAUSED:

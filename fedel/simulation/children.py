@@ -1,4 +1,4 @@
-"""Processes forked off this one: what they need they inherit, so that nothing large is ever sent to them."""
+"""Processes forked from this one: they inherit what they need, so that nothing large is sent to them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Failure:
         if self.kind is not None:
             return self.kind(self.text)
         return ServiceError(
-            f"a worker failed:\n{self.text.rstrip()}\nThis is a defect, or one of your own code"
+            f"a worker failed:\n{self.text.rstrip()}\nThis is a defect in FedEL or in your own code"
         )
 
 
 class Child:
-    """A process forked off this one, which answers what it is asked; all it needs it has inherited."""
+    """A process forked from this one that answers requests; everything else it inherits."""
 
     def __init__(self, answer: Callable[[Any], Any], inherited: Iterable[Connection] = ()) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
@@ -50,15 +50,15 @@ class Child:
             target=_serve, args=(theirs, answer, unwanted), daemon=True, name="fedel-worker"
         )
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking beside threads: none of ours holds a lock here.
+            # Python 3.12 warns about forking a process with threads: none of ours holds a lock here.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
 
-    def ask(self, question: Any) -> None:
-        self.connection.send(question)
+    def send(self, request: Any) -> None:
+        self.connection.send(request)
 
-    def answer(self) -> Any:
+    def receive(self) -> Any:
         try:
             answer = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -85,11 +85,11 @@ def _serve(connection: Connection, answer: Callable[[Any], Any], unwanted: Itera
         other.close()
     while True:
         try:
-            question = connection.recv()
+            request = connection.recv()
         except EOFError:
             return
         try:
-            reply = answer(question)
+            reply = answer(request)
         except Exception as error:
             reply = Failure.of(error)
         try:

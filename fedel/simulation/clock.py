@@ -1,4 +1,4 @@
-"""The virtual clock: what a client's round takes (algorithms 19.3, A3, A30).
+"""The virtual clock: how long a client's round takes (algorithms 19.3, A3, A30).
 
 Seconds come from timing profiles. Two clocks run: ``backward`` counts only the backward pass, as the paper's
 simulation does, ``train`` the whole step. One of them, the scope of the run, decides; both are recorded.

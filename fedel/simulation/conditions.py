@@ -1,4 +1,4 @@
-"""What devices meet with: the network between them and the server, drop-outs, and heat that slows them down."""
+"""What happens to devices: the network to the server, drop-outs, and heat that slows them down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BITS = 8e-6
 
 @dataclass(frozen=True)
 class Link:
-    """One device's way to the server. A rate of 0 takes no time: the paper's times leave communication out."""
+    """A device's link to the server. A rate of 0 takes no time: the paper's times leave communication out."""
 
     up_mbps: float = 0.0
     down_mbps: float = 0.0
@@ -25,7 +25,7 @@ class Link:
             raise ValueError("rates in Mbit/s and seconds of latency are not negative")
 
     def seconds(self, bytes_up: int, bytes_down: int) -> float:
-        """On the way in one round.
+        """Time on the network in one round.
 
         >>> Link(up_mbps=8, down_mbps=16, latency_seconds=0.5).seconds(bytes_up=2_000_000, bytes_down=2_000_000)
         4.0
@@ -37,7 +37,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Network(Link):
-    """The link of every device, but for those whose type has one of its own."""
+    """The link of every device, except those whose type has its own."""
 
     devices: Mapping[str, Link] = field(default_factory=dict)
     """By device type."""
@@ -55,7 +55,7 @@ class Faults:
     failure: float = 0.0
     """Probability that a client reports that its task failed; the round then goes on without it."""
     drift_factor: float = 1.0
-    """How many times slower a device that heats up is in the end. Its profile does not know of it."""
+    """How many times slower a device that heats up is in the end. Its profile does not show it."""
     drift_share: float = 1.0
     """Share of the devices that heat up."""
     drift_start: int = 0

@@ -1,4 +1,4 @@
-"""Unequal devices: types by slowness over one base profile, or with profiles of their own (section 5.1; A4)."""
+"""Unequal devices: slower than a base profile by a factor, or with their own profile (section 5.1; A4)."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class FleetConfig:
     """The profile of slowness 1: ``orin`` for the published figures (VGG16, ResNet50), ``measured`` once on
     this machine, a profile's file, or ``auto``: orin where the model and its input fit, else measured."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Devices of each type, dealt out in this order; empty draws a type for every client from ``random``."""
+    """Devices of each type, assigned in this order; empty draws a type for every client from ``random``."""
     random: tuple[str, ...] = ("orin", "orin/2", "orin/3", "orin/4")
-    """Types drawn from, each as likely, by the run's seed."""
+    """Types to draw from with the run's seed, all equally likely."""
     types: Mapping[str, DeviceType] = field(default_factory=dict)
-    """Types besides the known ones: orin, xavier, orin/2, orin/3, orin/4."""
+    """Types in addition to the known ones: orin, xavier, orin/2, orin/3, orin/4."""
 
     def __post_init__(self) -> None:
         known = {**KNOWN, **self.types}
@@ -103,7 +103,7 @@ def profiles(fleet: FleetConfig, base: TimingProfile, spec: ModelSpec) -> dict[s
 def build(
     fleet: FleetConfig, base: TimingProfile, spec: ModelSpec, sizes: Sequence[int], network: Network, seed: int
 ) -> list[Client]:
-    """The clients, of which ``sizes`` gives the number of samples."""
+    """The clients; ``sizes`` gives the number of samples of each."""
     clients = names(len(sizes))
     kinds, timing = assign(fleet, clients, seed), profiles(fleet, base, spec)
     unknown = sorted(set(network.devices) - set(timing))

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, or in several on this machine. Results come as they are done."""
+"""Where tasks run: in this process, or in several on this machine. The first to finish comes first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Executor(Protocol):
         ...
 
     def run(self, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """The place of each item and what its worker made of it, in the order in which they are done."""
+        """The place of each item and its result, in the order in which they finish."""
         ...
 
     def close(self) -> None: ...
@@ -55,7 +55,7 @@ class Serial:
 
 
 class SharedModel:
-    """The model in memory that a process shares with those it forks: written once, read by all."""
+    """The model in memory that a process shares with its children: written once, read by all."""
 
     def __init__(self, spec: ModelSpec) -> None:
         sizes = [t.size * np.dtype(t.dtype).itemsize for t in spec.tensors]
@@ -66,7 +66,7 @@ class SharedModel:
             for t, start in zip(spec.tensors, starts, strict=False)
         }
         self.tensors: Mapping[str, Array] = {name: place.view() for name, place in self._places.items()}
-        """To be read only."""
+        """Read-only."""
         for values in self.tensors.values():
             values.flags.writeable = False
 
@@ -76,7 +76,7 @@ class SharedModel:
 
 
 class Processes:
-    """Workers forked off this process: they share its data set, and the model through shared memory."""
+    """Workers forked from this process: they share its data set, and the model through shared memory."""
 
     def __init__(self, worker: Worker, num_workers: int) -> None:
         self._shared = SharedModel(worker.workload.spec)
@@ -95,7 +95,7 @@ class Processes:
         def give(child: Child) -> None:
             if todo:
                 place, item = todo.popleft()
-                child.ask(item)
+                child.send(item)
                 busy[child.connection] = child, place
 
         for child in self._children:
@@ -104,7 +104,7 @@ class Processes:
             for connection in wait(list(busy)):
                 assert isinstance(connection, Connection)
                 child, place = busy.pop(connection)
-                result = child.answer()
+                result = child.receive()
                 give(child)
                 yield place, result
 

@@ -38,7 +38,7 @@ class SimulationConfig:
     faults: Faults = field(default_factory=Faults)
     evaluation: Evaluation = field(default_factory=Evaluation)
     scope: str = ""
-    """The clock that drives, for every method: ``backward``, as in the paper's simulation, or ``train``, the
+    """The clock that decides, for every method: ``backward``, as in the paper's simulation, or ``train``, the
     whole step. Empty takes the strategy's ``budget_scope``, and ``backward`` where it has none (FedAvg)."""
     device: str = "cpu"
     """Where this machine computes: ``cpu``, ``cuda``, ``cuda:1``, ..."""
@@ -67,7 +67,7 @@ class SimulationConfig:
 
 def _fill_in(run: dict[str, Any], settings: dict[str, Any], where: str) -> None:
     """Defaults that follow from other settings."""
-    # Virtual devices are no longer on the way than [network] says, so a short deadline is no unfair one.
+    # Nothing but [network] delays a virtual device, so a short deadline is fair.
     run["rounds"] = {"deadline_floor_seconds": 0.0, **run.get("rounds", {})}
     counts = settings.get("fleet", {}).get("counts", {})
     if counts:
@@ -92,7 +92,7 @@ def _in_scope(strategy: Mapping[str, Any], scope: str, where: str) -> dict[str, 
 
 def _check(job: SimulationConfig, where: str) -> None:
     if job.scope not in ("", *SCOPES):
-        raise ConfigError(f"{where}: scope = {job.scope!r} is none of: {', '.join(SCOPES)}")
+        raise ConfigError(f"{where}: scope = {job.scope!r} is not one of: {', '.join(SCOPES)}")
     counted = sum(job.fleet.counts.values())
     if counted and counted != job.partition.num_clients:
         raise ConfigError(

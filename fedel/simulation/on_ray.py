@@ -14,7 +14,7 @@ from fedel.types import Array, Tensors
 
 
 class _Actor:
-    """A worker in a process of Ray's; the data set lies in Ray's shared memory, once a machine."""
+    """A worker in one of Ray's processes; the data set is in Ray's shared memory, once per machine."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -32,7 +32,7 @@ class _Actor:
 
 
 class OnRay:
-    """One actor a worker, on the cluster that Ray finds (``RAY_ADDRESS``), or on this machine."""
+    """One actor per worker, on the cluster that Ray finds (``RAY_ADDRESS``), or on this machine."""
 
     def __init__(self, worker: Worker, num_workers: int) -> None:
         try:
@@ -42,7 +42,7 @@ class OnRay:
         self._ray = ray
         self._own = not ray.is_initialized()
         if self._own:
-            # The size of a cluster that is there already is not ours to say.
+            # The size of an existing cluster is not ours to set.
             local = (
                 {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": num_workers, "include_dashboard": False}
             )

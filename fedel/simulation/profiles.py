@@ -48,11 +48,11 @@ def measured_profile(run: RunConfig, model: BlockModel, data: Dataset) -> Timing
     kept = cache_dir() / f"{key}.json"
     if kept.exists():
         return load_profile(kept, model.spec)
-    # In a process of its own: once torch has computed gradients here, no worker could be forked off that does.
+    # In its own process: after torch has computed gradients here, a forked worker could not compute any.
     child = Child(lambda _: _measure(run, model, data))
     try:
-        child.ask(None)
-        measured: TimingProfile = child.answer()
+        child.send(None)
+        measured: TimingProfile = child.receive()
     finally:
         child.end()
     save_profile(measured, kept)

@@ -64,7 +64,7 @@ class _VirtualRound:
 
 
 class Simulation:
-    """Plays the rounds of one run; ``checkpoint`` is where it stands between two rounds."""
+    """Plays the rounds of one run; ``checkpoint`` is its state between two rounds."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Simulation:
                 events += self._carry_out(effect)
 
     def _carry_out(self, effect: ev.Effect) -> list[ev.Event]:
-        """Do what the engine wants; the events are the answers."""
+        """Carry an effect out; the events are the answers."""
         match effect:
             case ev.Seal(round_num):
                 return [ev.Sealed(round_num, self._held_reports())]
@@ -259,7 +259,7 @@ class Simulation:
         return {name: new for name, new in closed.model.items() if new is not self.checkpoint.model[name]}
 
     def _close(self, record: RoundRecord) -> RoundRecord:
-        """Take the step to the next checkpoint, and add to the record what only a simulation knows."""
+        """Make the next checkpoint, and add to the record what only a simulation knows."""
         before, round_, closed = self.checkpoint, self._round, self._round.closed
         assert closed is not None
         handover = self._state.handover
@@ -304,7 +304,7 @@ class Simulation:
     # Tests
 
     def _test(self, version: int) -> ev.Evaluated:
-        """Accuracy and loss of the new model; now and then of each exit too."""
+        """Accuracy and loss of the new model; in some rounds also the accuracy of each exit."""
         (score,) = self._tested(self._engine.planner.strategy.exits_to_average(self._engine.spec))
         every, rounds = self._evaluation.exits_every, self._engine.run.rounds.num_rounds
         exits = None

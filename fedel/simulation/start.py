@@ -40,7 +40,7 @@ class Session:
     engine: RoundEngine
     folder: RunFolder
     facts: dict[str, Any]
-    """What the result says besides what the rounds do."""
+    """What the result says in addition to the rounds."""
 
     @property
     def num_played(self) -> int:
@@ -75,7 +75,7 @@ def session(
         {client.name: client.profile for client in clients},
         job.device,
     )
-    # A simulated fleet is complete from the start: there is nobody to wait for.
+    # A simulated fleet is complete from the start: there is no client to wait for.
     rounds = replace(run.rounds, min_clients=1)
     planner = RoundPlanner(replace(run, rounds=rounds), model.spec, job.scope or PAPER_CLOCK)
     engine = RoundEngine(planner, tests_itself=workload.num_test_samples > 0)
@@ -98,7 +98,7 @@ def session(
 def workers(worker: Worker, executor: str, num_workers: int) -> Iterator[Executor]:
     """An executor, closed at the end of the block."""
     if num_workers < 1:
-        raise ConfigError(f"--workers {num_workers}: at least one worker is needed; 0 takes one a core")
+        raise ConfigError(f"--workers {num_workers}: at least one worker is needed; 0 takes one per core")
     pool: Executor
     if executor == "serial":
         pool = Serial(worker)
@@ -109,7 +109,7 @@ def workers(worker: Worker, executor: str, num_workers: int) -> Iterator[Executo
 
         pool = OnRay(worker, num_workers)
     else:
-        raise ConfigError(f"executor {executor!r} is none of: {', '.join(EXECUTORS)}")
+        raise ConfigError(f"executor {executor!r} is not one of: {', '.join(EXECUTORS)}")
     try:
         yield pool
     finally:

@@ -26,12 +26,12 @@ from fedel.serialisation import from_json, to_json
 from fedel.types import Memory, Tensors
 
 _FREE_TO_CHANGE = ("num_rounds",)
-"""Settings of ``[rounds]`` that may be other ones when a run goes on."""
+"""Settings of ``[rounds]`` that may change when a run goes on."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stands between two rounds."""
+    """The state of a run between two rounds."""
 
     model: Tensors
     handover: Handover = field(default_factory=Handover)
@@ -66,30 +66,30 @@ class RunFolder:
         self._state = path / "state"
 
     def check(self, settings: Mapping[str, Any], resume: bool) -> None:
-        """Raise ConfigError if the run cannot be begun here, or gone on with."""
+        """Raise ConfigError if the run cannot start or go on here."""
         if not (self.path / "config.toml").exists():
             return
         if not resume:
             raise ConfigError(
-                f"{self.path} holds a run already; go on with it by --resume, choose another --name, or "
+                f"{self.path} holds a run already; continue it with --resume, choose another --name, or "
                 "delete it"
             )
         _check_same(config.read(self.path / "config.toml"), settings, self.path)
 
     def open(self, settings: Mapping[str, Any]) -> Checkpoint | None:
-        """Begin a run, or find where it stands if it has closed a round before."""
+        """Start a run, or read its state if it has closed a round before."""
         write_atomic(self.path / "config.toml", config.write(settings))
         try:
             checkpoint = self._load()
         except (OSError, ValueError, KeyError, SafetensorError, ConfigError) as error:
             raise ConfigError(
-                f"{self._state}: what the run left is damaged ({error}); begin again with another --name"
+                f"{self._state}: what the run left is damaged ({error}); start again with another --name"
             ) from error
         self._trim_records(checkpoint.handover.round_num if checkpoint else 0)
         return checkpoint
 
     def commit(self, checkpoint: Checkpoint, record: RoundRecord) -> None:
-        """The end of a round: first everything it left, then the word that it is over."""
+        """The end of a round: first its files, then the one that says that it is over."""
         handover, round_num = checkpoint.handover, checkpoint.handover.round_num
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(record.to_json() + "\n")
@@ -112,7 +112,7 @@ class RunFolder:
         self._forget(checkpoint)
 
     def keep(self, name: str, round_num: int) -> None:
-        """Keep the model after ``round_num`` rounds under a name of its own."""
+        """Keep the model after ``round_num`` rounds under its own name."""
         part = self.path / f".{name}.part"
         part.unlink(missing_ok=True)
         try:
@@ -156,7 +156,7 @@ class RunFolder:
         write_atomic(self.path / "rounds.jsonl", "".join(kept))
 
     def _forget(self, checkpoint: Checkpoint) -> None:
-        """Files of earlier rounds that nothing names any more."""
+        """Delete files of earlier rounds that are not in use any more."""
         round_num = checkpoint.handover.round_num
         wanted = {self._model_file(round_num), self._fold_file(round_num)}
         for client, memory in checkpoint.memories.items():
@@ -181,8 +181,8 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -
     for key in sorted(was.keys() | wanted.keys()):
         if key.removeprefix("rounds.") not in _FREE_TO_CHANGE and was.get(key) != wanted.get(key):
             raise ConfigError(
-                f"{path}: cannot go on with {key} = {wanted.get(key)!r}, the run was begun with "
-                f"{was.get(key)!r}; leave it, or begin a new run with another --name"
+                f"{path}: cannot go on with {key} = {wanted.get(key)!r}, the run was started with "
+                f"{was.get(key)!r}; set it back, or start a new run with another --name"
             )
 
 

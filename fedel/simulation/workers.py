@@ -12,7 +12,7 @@ from fedel.types import Memory, ModelSpec, Strategy, Task, Tensors, Trainer, Upd
 
 @dataclass(frozen=True)
 class ClientTask:
-    """A task, and where its client stands: the last round that counted and what it remembers of it."""
+    """A task, and the state of its client: the last round that counted and what it remembers of it."""
 
     task: Task
     accepted_round: int
@@ -42,7 +42,7 @@ class EvaluationPart:
 
 @dataclass(frozen=True)
 class Tally:
-    """What a part of a test came to."""
+    """The result of one part of a test."""
 
     num_correct: int
     loss_sum: float

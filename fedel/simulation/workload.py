@@ -43,7 +43,7 @@ class TorchWorkload:
         return len(self._data.test)
 
     def prepare(self) -> None:
-        """One thread a worker: two beside another busy process run many times slower, and sum otherwise."""
+        """One thread per worker: with two, busy processes slow each other down, and sums differ."""
         torch.set_num_threads(1)
 
     def trainer(self, client: str) -> TorchTrainer:

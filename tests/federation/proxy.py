@@ -1,4 +1,4 @@
-"""A TCP proxy that a test owns: it counts bytes, holds an upload, cuts it, or swallows the answer."""
+"""A TCP proxy that a test owns: it counts bytes, holds an upload, cuts it, or drops the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PIECE_BYTES = 64 * 1024
 
 @dataclass
 class Snare:
-    """What befalls the first connection on which so many bytes have gone up since it was laid."""
+    """What happens to the first connection that sends more than ``num_bytes`` after the snare was set."""
 
     num_bytes: int
     kind: str
@@ -29,7 +29,7 @@ class Proxy:
         self._links: set[asyncio.Task[None]] = set()
         self._snare: Snare | None = None
         self.bytes_up = 0
-        """Bytes passed on to the target since the last snare was laid."""
+        """Bytes passed on to the target since the last snare was set."""
         self.address = ""
 
     async def __aenter__(self) -> Proxy:
@@ -46,8 +46,8 @@ class Proxy:
             link.cancel()
         await asyncio.gather(*self._links, return_exceptions=True)
 
-    def lay(self, kind: str, num_bytes: int) -> Snare:
-        """Lay a snare for the next upload that is longer than this."""
+    def set_snare(self, kind: str, num_bytes: int) -> Snare:
+        """Set a snare for the next upload that is longer than this."""
         self._snare, self.bytes_up = Snare(num_bytes, kind), 0
         return self._snare
 
@@ -74,7 +74,7 @@ class Proxy:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
         except OSError:
-            pass  # nobody listens there at the moment: the caller is hung up on, as without a proxy
+            pass  # no one listens there now: the connection ends, as without a proxy
         finally:
             for one in writers:
                 one.transport.abort()
@@ -105,7 +105,7 @@ class Proxy:
         while data := await reader.read(_PIECE_BYTES):
             if link.muted and link.snare is not None:
                 await link.snare.released.wait()
-                return  # what was swallowed stays lost: the connection goes with it
+                return  # the dropped answer stays lost, so the connection ends too
             writer.write(data)
             with suppress(ConnectionError):
                 await writer.drain()
@@ -117,5 +117,5 @@ class _Link:
 
     snare: Snare | None = None
     sent: int = 0
-    """Bytes passed up since that snare was laid."""
+    """Bytes passed up since that snare was set."""
     muted: bool = False

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serve as aggregating
+from fedel_aggregator.server import serve as serve_aggregator
 from fedel_aggregator.servicer import Aggregator
 from fedel_coordinator.config import CoordinatorConfig
-from fedel_coordinator.server import serve as coordinating
+from fedel_coordinator.server import serve as serve_coordinator
 from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 from safetensors.numpy import load_file
@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.01
 async def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s without success: {what}"
         await asyncio.sleep(_LOOK_SECONDS)
 
 
@@ -111,7 +111,7 @@ class Watch:
         return {client.client for client in self.status.clients if client.phase == "done"}
 
     async def until(self, condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-        """Until the condition holds of what was seen so far; the run must not end before."""
+        """Wait until the condition holds; the run must not end before."""
         await until(lambda: condition() or self._following.done(), f"{what}, in run '{self.run}'", seconds)
         assert condition(), f"run '{self.run}' ended before {what}: {self.status}"
 
@@ -120,7 +120,7 @@ class Watch:
         return self._following.result()
 
     async def finished(self) -> None:
-        """The run must end well."""
+        """Wait for the end; the run must have finished."""
         last = await self.ended()
         assert pb.RUN_PHASE_FINISHED == last.phase, last.message
 
@@ -145,7 +145,7 @@ class Servers:
     """The coordinator's."""
     aggregators: tuple[Aggregator, ...]
     proxy: Proxy
-    """Between everybody else and the first aggregator."""
+    """Between all others and the first aggregator."""
 
 
 @asynccontextmanager
@@ -156,7 +156,7 @@ async def servers(
         addresses, aggregators = [], []
         for index in range(num_aggregators):
             config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder / f"aggregator-{index}")
-            address, aggregator = await stack.enter_async_context(aggregating(config))
+            address, aggregator = await stack.enter_async_context(serve_aggregator(config))
             addresses.append(address)
             aggregators.append(aggregator)
         proxy = await stack.enter_async_context(Proxy(addresses[0]))
@@ -166,7 +166,7 @@ async def servers(
             public_aggregators=(proxy.address, *addresses[1:]),
             database_url=f"sqlite:///{folder / 'coordinator.db'}",
         )
-        address, _ = await stack.enter_async_context(coordinating(coordinator))
+        address, _ = await stack.enter_async_context(serve_coordinator(coordinator))
         yield Servers(address, tuple(aggregators), proxy)
 
 

@@ -1,4 +1,4 @@
-"""``fedel run`` and ``fedel demo`` as a user starts them: an own model, and Ctrl-C at any moment."""
+"""``fedel run`` and ``fedel demo`` as a user starts them: the user's own model, and Ctrl-C at any moment."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.strategies.fakes import same_bits
 
 NUM_CLIENTS = 4
 DEADLINE_SECONDS = 3.0
-"""On both clocks: nobody who is not slowed down takes longer on the virtual one."""
+"""On both clocks; a client that is not slowed down takes less on the virtual one."""
 
 
 def job_in(gate: Path, name: str = "fedel", seed: int = 5, **rounds: object) -> RunConfig:

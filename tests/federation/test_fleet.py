@@ -18,6 +18,6 @@ def test_twenty_agents_train_five_rounds_without_an_error_or_a_leak(tmp_path: Pa
     assert {"done": NUM_AGENTS * NUM_ROUNDS} == figures.counts
     assert 0 == figures.complaints
     assert same_bits(simulated(job(NUM_AGENTS, NUM_ROUNDS, SCALE), NUM_AGENTS).model, model)
-    # Kept updates would be 20 x 80 kB a round; the servers' caches have filled after the first rounds.
+    # Kept updates would be 20 x 80 kB per round; the servers' caches have filled after the first rounds.
     growth = {name: sizes[-1] - sizes[1] for name, sizes in figures.rss.items()}
     assert {name for name, size in growth.items() if size > 20e6} == set()

@@ -59,7 +59,7 @@ async def before_the_upload(made: Federation, gate: Gate, victim: str) -> None:
 async def during_the_upload(made: Federation, gate: Gate, victim: str) -> None:
     """More than half of the first client's update has passed; those of the others are acknowledged."""
     await made.watch.until(lambda: set(CLIENTS[1:]) == made.watch.done(ROUND), "the others are done")
-    snare = made.proxy.lay("hold", upload_bytes(LARGE, CLIENTS[0]) * 2 // 3)
+    snare = made.proxy.set_snare("hold", upload_bytes(LARGE, CLIENTS[0]) * 2 // 3)
     gate.release(CLIENTS[0], ROUND)
     await until(snare.caught.is_set, "the upload is on its way")
     await strike(made, victim)

@@ -1,4 +1,4 @@
-"""The example of an own method, in a user's directory: simulated, and over gRPC."""
+"""The example of a user's own method, in a user's directory: simulated, and over gRPC."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METHOD = "own_method:ServerMomentum"
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's, outside the project, with nothing of it but the example."""
+    """A user's directory outside the project, with only the example from it."""
     for name in ("own_method.py", "own_method.toml"):
         shutil.copy(REPOSITORY / "examples" / name, tmp_path)
     monkeypatch.chdir(tmp_path)

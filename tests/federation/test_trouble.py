@@ -34,7 +34,7 @@ LARGE = 72
 DEADLINE_SECONDS = 2.0
 
 
-def test_a_round_closes_without_a_frozen_agent_which_counts_again_once_it_is_thawed(tmp_path: Path) -> None:
+def test_a_frozen_agent_is_left_out_and_counts_again_later(tmp_path: Path) -> None:
     job = job_of(
         {"name": "fedel"},
         num_clients=3,
@@ -65,7 +65,7 @@ def test_a_round_closes_without_a_frozen_agent_which_counts_again_once_it_is_tha
             assert ["client-0", "client-1"] == watch.counted[1]
             assert DEADLINE_SECONDS <= watch.records[1].collect_seconds < DEADLINE_SECONDS + 5
             # Its window goes on from round 0, the last in which it counted.
-            # On the virtual clock nobody is late: who counts is what was seen here.
+            # On the virtual clock no one is late: the clients that counted are those seen here.
             rounds = replace(job.rounds, num_rounds=len(watch.counted), deadline_floor_seconds=1e6)
             seen = replace(job, rounds=rounds)
             everyone = {f"client-{index}" for index in range(3)}
@@ -78,7 +78,7 @@ def test_a_round_closes_without_a_frozen_agent_which_counts_again_once_it_is_tha
 
 @asynccontextmanager
 async def one_upload(folder: Path, kind: str, share: float) -> AsyncIterator[tuple[Servers, Snare, int]]:
-    """A client sends the only update of a run, of so many bytes, into a snare at this share of it.
+    """A client sends the only update of a run into a snare at this share of its bytes.
 
     At the end the run must have finished, with this update in it once.
     """
@@ -91,7 +91,7 @@ async def one_upload(folder: Path, kind: str, share: float) -> AsyncIterator[tup
         await create_run(made.address, RUN, job)
         async with agents(folder, made.address, range(1), 1), watching(made.address, RUN) as watch:
             await until(lambda: gate.times_trained("client-0", 0) == 1, "it trains")
-            snare = made.proxy.lay(kind, int(share * num_bytes))
+            snare = made.proxy.set_snare(kind, int(share * num_bytes))
             gate.release("client-0", 0)
             await until(snare.caught.is_set, "the upload gets there")
             yield made, snare, num_bytes
@@ -116,7 +116,7 @@ def test_an_upload_cut_at_half_does_not_send_its_first_half_again(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_an_update_whose_receipt_was_lost_counts_once_and_does_not_travel_again(tmp_path: Path) -> None:
+def test_an_update_with_a_lost_receipt_counts_once_and_is_not_sent_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with one_upload(tmp_path, "mute", 0.9995) as (made, snare, num_bytes):
             registry = made.aggregators[0].registry

@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.01
 
 @lru_cache(maxsize=4)
 def spec_of(scale: int = 1) -> ModelSpec:
-    """The fake model with every side of every tensor so many times longer: 72 makes 8 MB."""
+    """The fake model with every side of every tensor ``scale`` times longer: 72 makes 8 MB."""
     plain = fakes.spec()
     longer = (replace(t, shape=tuple(side * scale for side in t.shape)) for t in plain.tensors)
     return replace(plain, tensors=tuple(longer))

@@ -29,7 +29,7 @@ WORK = {"num_steps": 4, "batch_size": 8, "lr": 0.1, "momentum": 0.5, "weight_dec
 
 @dataclass
 class FakeWorkload:
-    """Trainers in numpy; a "test" counts on the model's values alone."""
+    """Trainers in numpy; a "test" counts only the model's values."""
 
     trainers: Mapping[str, Trainer]
     num_test_samples: int = 40
@@ -99,7 +99,7 @@ def play(
     stop_after: int | None = None,
     fails: Mapping[str, str] | None = None,
 ) -> Played:
-    """A run on the fake fleet; with ``folder`` it is kept there, and gone on with if it is there already."""
+    """A run on the fake fleet; with ``folder`` it is kept there, and continued if it is there already."""
     trainers = trainers or fakes.fleet(4)
     workload = FakeWorkload(trainers, fails=fails or {})
     engine = RoundEngine(RoundPlanner(run, workload.spec, scope or PAPER_CLOCK), tests_itself=True)
@@ -127,7 +127,7 @@ def play(
 
 
 def slowed(slownesses: Sequence[float], num_samples: int = 40, of: ModelSpec | None = None) -> dict[str, Any]:
-    """Clients that differ in nothing but speed and data."""
+    """Clients that differ only in speed and data."""
     return {
         f"client-{i}": replace(trainer, num_samples=num_samples, profile=fakes.profile(slowness, of))
         for (i, slowness), trainer in zip(

@@ -25,7 +25,7 @@ def first_round(strategy, **options):
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fednova"])
-def test_full_training_takes_a_device_as_many_times_longer_as_it_is_slow(strategy):
+def test_full_training_takes_longer_in_proportion_to_slowness(strategy):
     record = first_round(strategy)
     assert pytest.approx([s * STEPS * BACKWARD for s in FLEET]) == seconds_of(record)
     assert pytest.approx([s * STEPS * TRAIN for s in FLEET]) == seconds_of(record, "train")
@@ -34,7 +34,7 @@ def test_full_training_takes_a_device_as_many_times_longer_as_it_is_slow(strateg
     assert pytest.approx([0, 1, 2, 3]) == [entry.deviation for entry in record.clients]
 
 
-def test_the_other_clock_drives_when_it_is_asked_to():
+def test_the_other_clock_decides_if_it_is_chosen():
     record = first_round("fedavg", scope="train")
     assert "train" == record.scope
     assert pytest.approx(6.848) == record.latency_seconds
@@ -51,7 +51,7 @@ def test_heterofl_takes_the_widest_model_that_fits():
 
 
 def test_depthfl_takes_the_deepest_prefix_that_fits_with_its_exits():
-    # The fastest trains everything through the exits at 2, 4 and 6, but nothing asks for the first tensor's
+    # The fastest trains everything through the exits at 2, 4 and 6, but nothing needs the first tensor's
     # input gradient: 0.385 - 0.006 + 2 * 0.002. The others train two blocks: 0.058 + 0.018 - 0.006 + 0.002.
     record = first_round("depthfl")
     assert pytest.approx([4 * 0.383, *(s * 4 * 0.072 for s in (2, 3, 4))]) == seconds_of(record)
@@ -81,7 +81,7 @@ def test_fiarse_has_an_honest_and_an_optimistic_clock(kind, round_seconds):
 
 @pytest.mark.parametrize("strategy", ["fedel", "elastictrainer"])
 @pytest.mark.parametrize("scope", ["backward", "train"])
-def test_elastic_methods_pay_for_what_they_select_and_for_the_probe(strategy, scope):
+def test_elastic_methods_pay_for_their_selection_and_the_probe(strategy, scope):
     record = first_round({"name": strategy, "budget_scope": scope})
     spec = fakes.spec()
     for entry, slowness in zip(record.clients, FLEET, strict=True):
@@ -115,7 +115,7 @@ def test_a_step_is_paid_for_each_time_and_a_probe_once():
     )
 
 
-def test_who_takes_longer_than_the_deadline_does_not_count():
+def test_a_client_after_the_deadline_does_not_count():
     run = run_config("fedavg", num_rounds=2, deadline_factor=3.5)
     first, second = play(run, slowed(FLEET)).records
     assert ("client-3",) == first.late == second.late
@@ -129,7 +129,7 @@ def test_over_selection_closes_with_the_fastest():
     assert pytest.approx(2 * 1.54) == record.latency_seconds
 
 
-def test_timelyfl_drops_who_comes_after_the_interval():
+def test_timelyfl_drops_clients_after_the_interval():
     # Twice as slow as their profiles say, all miss the interval; the round takes the first that comes.
     heated = Faults(drift_factor=2.0, drift_rounds=1)
     first, second = play(run_config("timelyfl", num_rounds=2), slowed(FLEET), faults=heated).records
@@ -148,7 +148,7 @@ def test_epochs_make_the_deadline_as_long_as_the_work():
     assert pytest.approx(4 * 10 * 0.385) == record.latency_seconds
 
 
-def test_the_network_takes_time_by_the_byte():
+def test_network_time_follows_the_bytes():
     # FedAvg sends every weight and statistic: 273 weights, 12 statistics, 4 bytes each; the classifier has no
     # exit. Down comes the whole model the first time, and what changed (all of that) the second.
     link = Link(up_mbps=0.008, down_mbps=0.016, latency_seconds=0.25)

@@ -11,7 +11,7 @@ def test_a_link_without_rates_takes_no_time():
     assert 0.0 == Link().seconds(10**9, 10**9)
 
 
-def test_a_device_type_may_have_a_link_of_its_own():
+def test_a_device_type_may_have_its_own_link():
     table = {"up_mbps": 8, "devices": {"xavier": {"up_mbps": 4}}}
     network = config.parse(Network, table, "[network]")
     assert (1.0, 2.0) == (
@@ -58,7 +58,7 @@ def test_a_round_with_a_drop_out_lasts_until_its_deadline():
 
 
 def test_a_dropped_client_goes_on_from_the_round_that_last_counted():
-    """A window slides past rounds that counted, and no others."""
+    """A window slides only after rounds that counted."""
     run = run_config("fedel", num_rounds=10)
     played = play(run, slowed((1, 4)), faults=Faults(dropout=0.4))
     undisturbed = play(run, slowed((1, 4)))

@@ -19,7 +19,7 @@ def build(table, num_clients, network=None, seed=1):
     return devices.build(fleet, fakes.profile(), fakes.spec(), sizes, network or Network(), seed)
 
 
-def test_counts_are_dealt_out_in_order():
+def test_counts_are_assigned_in_order():
     clients = build({"counts": {"orin": 2, "xavier": 1}}, 3)
     assert ["orin", "orin", "xavier"] == [client.device for client in clients]
     assert ["client-0", "client-1", "client-2"] == [client.name for client in clients]
@@ -43,7 +43,7 @@ def test_slowness_scales_every_tensor():
     assert "orin/3" == third.profile.device
 
 
-def test_a_type_may_bring_a_profile_that_is_slow_in_its_own_way(tmp_path):
+def test_a_type_may_have_its_own_profile(tmp_path):
     own = fakes.profile()
     times = tuple(replace(t, update_seconds=t.update_seconds * (9 if t.block == 1 else 1)) for t in own.tensors)
     save_profile(replace(own, tensors=times), tmp_path / "pi.json")
@@ -79,7 +79,7 @@ def test_mistakes_are_named(table, words):
         build(table, 1)
 
 
-def test_a_link_of_a_type_that_is_not_there_is_a_mistake():
+def test_a_link_of_an_unknown_type_is_a_mistake():
     network = config.parse(Network, {"devices": {"xavir": {}}}, "[network]")
     with pytest.raises(ConfigError, match="did you mean 'xavier'"):
         build({"counts": {"orin": 1, "xavier": 1}}, 2, network)

@@ -37,18 +37,18 @@ def test_another_seed_gives_another_run():
     assert not same_bits(one.model, other.model)
 
 
-def test_a_defect_in_a_worker_is_told_with_its_traceback():
+def test_a_defect_in_a_worker_shows_its_traceback():
     with pytest.raises(ServiceError, match="planted") as error:
         play(run_config(), fleet(4), partial(Processes, num_workers=2), fails={"client-2": "error"})
     assert "ZeroDivisionError" in str(error.value)
 
 
-def test_an_error_for_the_user_stays_what_it_was():
+def test_an_error_for_the_user_keeps_its_type():
     with pytest.raises(DataError, match="planted: no samples"):
         play(run_config(), fleet(4), partial(Processes, num_workers=2), fails={"client-1": "user error"})
 
 
-def test_a_worker_that_dies_is_missed():
+def test_a_worker_that_dies_is_an_error():
     with pytest.raises(ServiceError, match="exit code 3"):
         play(run_config(), fleet(4), partial(Processes, num_workers=2), fails={"client-1": "dies"})
 
@@ -59,7 +59,7 @@ def test_workers_end_with_their_executor():
     assert before == multiprocessing.active_children()
 
 
-def test_a_board_holds_what_was_written_and_is_read_only():
+def test_a_shared_model_holds_what_was_written_and_is_read_only():
     board, model = SharedModel(spec()), initial_model()
     board.write(model)
     changed = {name: -values for name, values in list(model.items())[:2]}

@@ -20,7 +20,7 @@ def test_the_example_is_valid(request):
     assert (100, 25) == (job.partition.num_clients, job.run.rounds.num_participants)
 
 
-def test_counts_say_how_many_clients_there_are():
+def test_counts_give_the_number_of_clients():
     assert 5 == SimulationConfig.parse({"fleet": {"counts": {"orin": 2, "xavier": 3}}}).partition.num_clients
 
 
@@ -37,7 +37,7 @@ def test_virtual_rounds_have_no_shortest_deadline_unless_one_is_set():
     [
         ({"flet": {}}, "unknown key 'flet'; did you mean 'fleet'"),
         ({"rouns": {}}, "did you mean 'rounds'"),
-        ({"scope": "forward"}, "scope = 'forward' is none of"),
+        ({"scope": "forward"}, "scope = 'forward' is not one of"),
         ({"scope": "train", "strategy": {"name": "fedel", "budget_scope": "backward"}}, "remove one of them"),
         ({"scope": "train", "strategy": {"name": "fedl"}}, "did you mean 'fedel'"),
         ({"fleet": {"counts": {"orin": 2}}, "partition": {"num_clients": 3}}, "adds up to 2 devices"),

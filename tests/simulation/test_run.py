@@ -11,7 +11,7 @@ from tests.strategies.fakes import fleet, same_bits
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedel", "heterofl", "fiarse", "pyramidfl"])
-def test_a_simulation_does_what_the_strategies_do_by_themselves(strategy):
+def test_a_simulation_gives_what_the_strategies_give(strategy):
     """The reference plays rounds without roles, workers or clocks."""
     expected = run_rounds(build({"name": strategy}), 4, fleet(6), num_participants=4)
     assert same_bits(
@@ -20,14 +20,14 @@ def test_a_simulation_does_what_the_strategies_do_by_themselves(strategy):
 
 
 @pytest.mark.parametrize("num_participants", [0, 25, 10])
-def test_as_many_take_part_as_the_run_says(num_participants):
+def test_the_run_sets_the_number_of_participants(num_participants):
     played = play(run_config("fedel", num_rounds=2, num_participants=num_participants), fleet(100))
     assert [num_participants or 100] * 2 == [record.num_updates for record in played.records]
     drawn = [{entry.client for entry in record.clients} for record in played.records]
     assert (num_participants == 0) == (drawn[0] == drawn[1])
 
 
-def test_windows_slide_with_a_clients_own_rounds():
+def test_windows_slide_only_in_rounds_of_their_client():
     """A client that sits out a round goes on where it was (A5)."""
     trainers, last = slowed([1, *[4] * 6]), fakes.spec().num_blocks
     played = play(run_config("fedel", num_rounds=12, num_participants=4), trainers)
@@ -83,7 +83,7 @@ def test_an_update_that_diverged_is_left_out_and_named():
     assert "client-1" not in played.checkpoint.memories
 
 
-def test_models_are_tested_when_it_is_their_turn():
+def test_models_are_tested_every_nth_round():
     run = run_config("fedel", num_rounds=5, evaluate_every=2)
     played = play(run, fleet(3), evaluation=Evaluation(exits_every=4))
     assert [False, True, False, True, True] == [r.accuracy is not None for r in played.records]
@@ -93,7 +93,7 @@ def test_models_are_tested_when_it_is_their_turn():
     assert [None, None] == [record.accuracy for record in never.records]
 
 
-def test_what_the_machine_measured_does_not_get_into_the_run():
+def test_measurements_of_the_machine_do_not_enter_the_run():
     for report in play(run_config("fedel"), fleet(4)).checkpoint.handover.reports.values():
         assert 0 == report.peak_memory_bytes
         assert 0 < report.train_seconds

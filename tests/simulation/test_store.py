@@ -19,7 +19,7 @@ STRATEGIES = (
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("stop_after", [0, 1, 4])
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(strategy, stop_after, tmp_path):
+def test_a_stopped_run_ends_like_one_that_was_not_stopped(strategy, stop_after, tmp_path):
     run = run_config(strategy, num_rounds=6, num_participants=4)
     whole = play(run, fleet(6))
     play(run, fleet(6), folder=tmp_path / "run", stop_after=stop_after)
@@ -31,7 +31,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(strategy, stop_after, t
 
 
 def test_a_crash_between_the_model_and_the_state_costs_one_round(tmp_path):
-    """Everything of round 3 is written but the word that it is over."""
+    """Everything of round 3 is written except the file that says that it is over."""
     run = run_config({"name": "depthfl", "feddyn_alpha": 0.1, "num_clients": 6}, num_rounds=6)
     play(run, fleet(6), folder=tmp_path / "run", stop_after=3)
     shutil.copytree(tmp_path / "run", tmp_path / "later")
@@ -66,17 +66,17 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path):
         folder.check(settings, resume=False)
 
 
-def test_a_run_goes_on_with_more_rounds_but_with_nothing_else_changed(tmp_path):
+def test_a_run_goes_on_only_with_another_number_of_rounds(tmp_path):
     folder = RunFolder(tmp_path)
     folder.open(run_config(num_rounds=5).table())
     folder.check(run_config(num_rounds=9).table(), resume=True)
-    with pytest.raises(ConfigError, match=r"seed = 2, the run was begun with 1"):
+    with pytest.raises(ConfigError, match=r"seed = 2, the run was started with 1"):
         folder.check(run_config(seed=2).table(), resume=True)
     with pytest.raises(ConfigError, match=r"strategy\.beta = 0\.5"):
         folder.check(run_config({"name": "fedel", "beta": 0.5}).table(), resume=True)
 
 
-def test_a_model_is_kept_under_a_name_of_its_own(tmp_path):
+def test_a_model_is_kept_under_its_own_name(tmp_path):
     play(run_config(num_rounds=2), fleet(3), folder=tmp_path)
     RunFolder(tmp_path).keep("best.safetensors", 2)
     newest = (tmp_path / "state" / "model-2.safetensors").read_bytes()

@@ -99,12 +99,12 @@ def test_a_finished_run_is_resumed_by_adding_rounds(job, tmp_path):
     assert same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("run", "whole")))
 
 
-def test_the_first_model_is_the_one_a_federation_sends_out(job):
+def test_the_first_model_is_that_of_a_federation(job):
     run = job().run
     assert same_bits(initial_model(run)[1], fresh_model(run, make_data(run)).tensors())
 
 
-def test_the_test_set_is_counted_once_however_it_is_cut(job):
+def test_the_test_set_is_counted_once_for_any_number_of_parts(job):
     run = job().run
     data = make_data(run)
     model = make_model(run, data)
@@ -137,7 +137,7 @@ def test_depthfl_is_judged_by_the_exits_it_trains(job):
     assert right == workload.test(model.tensors(), EvaluationPart(0, 1, 0, depths(model.spec)))[0].num_correct
 
 
-def test_one_trainer_serves_a_client_for_good_and_one_model_all_of_them(job):
+def test_a_client_keeps_its_trainer_and_all_share_a_model(job):
     run = job().run
     data = make_data(run)
     model = make_model(run, data)

@@ -47,13 +47,13 @@ class CoordinatorConfig:
     """Write ``config.toml``, ``rounds.jsonl`` and ``result.json`` of each run below here, if given."""
     http: str = ""
     """Address and port of the live page, its JSON and ``/metrics``; port 0 takes a free one, empty switches it
-    off. Everybody who reaches it may look."""
+    off. Anyone who can reach it may read it."""
     http_port_file: Path | None = None
     """Write the address of the page here, for scripts that asked for port 0."""
     http_token: str = ""
     """Anyone who has this token may pause, resume and stop runs from the page; if empty, no one may."""
     heartbeat_seconds: float = 5.0
-    """How often agents are asked to show that they are alive."""
+    """Seconds between two heartbeats of an agent."""
     silent_heartbeats: float = 3.0
     """A client that missed this many heartbeats gets no tasks until it sends a message again."""
     log_level: str = "INFO"
@@ -61,7 +61,7 @@ class CoordinatorConfig:
     log_json: bool = True
     """Log lines as JSON; false writes plain text."""
     health: str = ""
-    """Address and port of gRPC health alone, in plain text, for probes without a certificate; empty: none."""
+    """Address and port of only gRPC health, in plain text, for probes without a certificate; empty: none."""
     tls: Tls = field(default_factory=Tls)
     enrolment: EnrolmentConfig = field(default_factory=EnrolmentConfig)
 

@@ -79,7 +79,7 @@ class Coordinator:
                 await self._start_run(run)
 
     async def stop(self) -> None:
-        """Stop driving. No agent is told that a run is over, because it is not."""
+        """Stop driving. Agents receive no end of their run: it goes on at the next start."""
         self.stopping = True
         for task in self.drives.values():
             task.cancel()

@@ -48,7 +48,7 @@ class Enrolment(EnrolmentServiceServicer):
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         now = caller()
         if now is None:
-            await self._keeper.refuse(context, "certificate", "only who has a certificate can renew it")
+            await self._keeper.refuse(context, "certificate", "there is no certificate to renew: enrol first")
         await _check_request(request.signing_request, context)
         try:
             certificates = await asyncio.to_thread(self._authority.renew, request.signing_request, now.facts)

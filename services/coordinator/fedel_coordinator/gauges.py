@@ -43,7 +43,7 @@ class Gauges:
         self._show_clients(run)
 
     def _show_clients(self, run: CoordinatorRun) -> None:
-        """When each expected client was last heard; one that left, or whose run is over, is not missed."""
+        """When each client was last heard; without those that left, and without runs that are over."""
         seen, clock = self._metrics.client_seen, self._coordinator.clock()
         if run.ended:
             seen.remove_by_labels({"run": run.name})

@@ -74,7 +74,7 @@ class CoordinatorRun:
         self.activities = {client: Activity() for client in self.state.members}
         self.change = ChangeSignal()
         self._notices = dict.fromkeys(("database", "aggregators", "engine"), "")
-        """What the run waits for at the moment, for people, by who says so; the first counts."""
+        """What the run waits for at the moment, for people, by source; the first that is not empty is shown."""
         self.directory = services.directory(row.name)
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
@@ -149,7 +149,7 @@ class CoordinatorRun:
         return task
 
     async def _surely(self, event: ev.Event) -> None:
-        """Apply an event of our own; while the database is away, again and again."""
+        """Apply an event of our own; repeated while the database does not answer."""
 
         def on_failure(error: Exception, failures: int) -> None:
             if failures == 1:
@@ -193,9 +193,9 @@ class CoordinatorRun:
             self.change.notify()
 
     async def control(self, action: str) -> None:
-        """Pause, resume or stop; stopping what has ended already is no error."""
+        """Pause, resume or stop; stopping what has ended already is not an error."""
         if self.ended and action != "stop":
-            raise RunEnded(f"run '{self.name}' is {self.state.phase}: create a new run to train on")
+            raise RunEnded(f"run '{self.name}' is {self.state.phase}: create a new run to continue training")
         try:
             await self.apply(ev.Controlled(action))
         except ServiceError as error:
@@ -245,6 +245,7 @@ class CoordinatorRun:
         return None
 
     async def left(self, client: str) -> None:
+        log.info("%s left", client, extra=self.log_fields | {"client": client})
         await self.apply(ev.Left(client))
         self._activity(client).phase = "idle"
 
@@ -327,7 +328,7 @@ class CoordinatorRun:
         log.info("%s", _line(record), extra={"run": self.name, "round": record.round})
 
     async def _end(self, phase: str, message: str) -> None:
-        """Write the result, and tell every client."""
+        """Write the result, and send the end to every client."""
         level = logging.ERROR if phase == FAILED else logging.INFO
         log.log(level, "run '%s' %s. %s", self.name, phase, message, extra=self.log_fields)
         self._notices = dict.fromkeys(self._notices, "")

@@ -225,7 +225,7 @@ class EndedRun:
 
     async def control(self, action: str) -> None:
         if action != "stop":
-            raise RunEnded(f"run '{self.name}' is {self.row.phase}: create a new run to train on")
+            raise RunEnded(f"run '{self.name}' is {self.row.phase}: create a new run to continue training")
 
 
 def _stored_client(row: ClientRow, record: RoundRecord | None) -> ClientView:

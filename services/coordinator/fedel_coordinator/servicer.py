@@ -100,9 +100,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             raise error
         # A stream that broke looks like one that was closed, until something is written to it.
         await context.write(pb.SessionResponse())
-        if self._coordinator.sessions.is_current(session):
-            log.info("client %s left", client, extra={"client": client})
-            for name in session.joined:
+        for name in session.joined:
+            # Checked for every run: the client may come back while it leaves the run before.
+            if self._coordinator.sessions.is_current(session):
                 await self._coordinator.runs[name].left(client)
 
     def _close(self, session: AgentSession) -> None:

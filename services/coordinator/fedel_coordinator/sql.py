@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -58,17 +58,17 @@ class SqlStore:
                 f"database_url: {error}; write sqlite:///file or postgresql+psycopg://user@host/name"
             ) from None
         self._insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
-        # SQLite has one writer at a time, and its database in memory one connection.
-        self._turn = threading.Lock() if self._engine.dialect.name == "sqlite" else None
+        self._reading_engine = self._engine.execution_options(only_reads=True)
+        self._write_lock, self._read_lock = _locks(self._engine)
         try:
-            with self._transaction() as connection:
+            with self._writing() as connection:
                 migrate(connection)
         except ServiceError:
             self._engine.dispose()
             raise
 
     def create_run(self, row: RunRow) -> bool:
-        with self._transaction() as connection:
+        with self._writing() as connection:
             statement = self._insert(runs).values(asdict(row)).on_conflict_do_nothing()
             return connection.execute(statement.returning(runs.c.name)).first() is not None
 
@@ -136,7 +136,7 @@ class SqlStore:
     def records(self, run: str, start: int = 0, limit: int = 1_000_000) -> list[str]:
         wanted = (rounds.c.run == run, rounds.c.status == CLOSED, rounds.c.round_num >= start)
         query = sa.select(rounds.c.record_json).where(*wanted).order_by(rounds.c.round_num).limit(limit)
-        with self._transaction() as connection:
+        with self._reading() as connection:
             return list(connection.execute(query).scalars())
 
     def put_report(self, row: ReportRow) -> None:
@@ -157,7 +157,7 @@ class SqlStore:
         )
 
     def _execute(self, *statements: sa.Executable) -> None:
-        with self._transaction() as connection:
+        with self._writing() as connection:
             for statement in statements:
                 connection.execute(statement)
 
@@ -165,27 +165,28 @@ class SqlStore:
         return next(iter(self._all(cls, query)), None)
 
     def _all(self, cls: type[Row], query: sa.Select[Any]) -> list[Row]:
-        with self._transaction() as connection:
+        with self._reading() as connection:
             return [cls(**row) for row in connection.execute(query).mappings()]
 
     def _sorted(self, cls: type[Row], query: sa.Select[Any]) -> list[Row]:
         """By client; not in SQL, where the order of letters depends on the database's locale."""
         return sorted(self._all(cls, query), key=lambda row: str(getattr(row, "client", "")))
 
+    def _writing(self) -> AbstractContextManager[sa.Connection]:
+        return self._transaction(self._engine, self._write_lock)
+
+    def _reading(self) -> AbstractContextManager[sa.Connection]:
+        return self._transaction(self._reading_engine, self._read_lock)
+
     @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        if self._turn is not None:
-            self._turn.acquire()
+    def _transaction(self, engine: sa.Engine, lock: AbstractContextManager[Any]) -> Iterator[sa.Connection]:
         try:
-            with self._engine.begin() as connection:
+            with lock, engine.begin() as connection:
                 yield connection
         except (exc.OperationalError, exc.InterfaceError) as error:
             raise StoreUnavailable(
-                f"database {self._engine.url}: {error.orig}; is it there, and may we write to it?"
+                f"database {engine.url}: {error.orig}; check that it is there and may be written to"
             ) from error
-        finally:
-            if self._turn is not None:
-                self._turn.release()
 
 
 def _round(run: str, round_num: int) -> sa.Update:
@@ -197,7 +198,7 @@ def _engine(url: str) -> sa.Engine:
     if parsed.get_backend_name() == "postgresql":
         return sa.create_engine(parsed, pool_pre_ping=True)
     if parsed.get_backend_name() != "sqlite":
-        raise exc.ArgumentError(f"'{parsed.get_backend_name()}' is no database that the coordinator knows")
+        raise exc.ArgumentError(f"'{parsed.get_backend_name()}' is not a database that the coordinator knows")
     arguments = {"check_same_thread": False, "timeout": LOCKED_SECONDS}
     if parsed.database in (None, "", ":memory:"):
         engine = sa.create_engine(parsed, connect_args=arguments, poolclass=StaticPool)
@@ -205,8 +206,23 @@ def _engine(url: str) -> sa.Engine:
         engine = sa.create_engine(parsed, connect_args=arguments)
     sa.event.listen(engine, "connect", _prepare_sqlite)
     # Left to itself the driver does not put schema changes into the transaction.
-    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _locks(engine: sa.Engine) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """For writing and for reading. A SQLite file has one writer, but its readers wait for nobody."""
+    if engine.dialect.name != "sqlite":
+        return nullcontext(), nullcontext()
+    lock = threading.Lock()
+    has_one_connection = isinstance(engine.pool, StaticPool)
+    return lock, lock if has_one_connection else nullcontext()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    """A writer takes the file's lock at once: if another writes between its read and its write, it fails."""
+    only_reads = connection.get_execution_options().get("only_reads", False)
+    connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

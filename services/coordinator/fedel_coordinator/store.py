@@ -74,10 +74,10 @@ class ReportRow:
 
 
 class Store(Protocol):
-    """The port; ``StoreUnavailable`` from any of them means: try again."""
+    """The port. Every method may raise ``StoreUnavailable``, which means: try again."""
 
     def create_run(self, row: RunRow) -> bool:
-        """False if a run of this name is there already; then nothing changes."""
+        """False if a run of this name exists already; then nothing changes."""
         ...
 
     def run(self, name: str) -> RunRow | None: ...

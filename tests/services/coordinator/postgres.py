@@ -1,4 +1,4 @@
-"""A real PostgreSQL of the tests' own, in a temporary folder, reached through a socket file."""
+"""A real PostgreSQL for the tests, in a temporary folder, reached through a socket file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def binaries() -> Path | None:
 @contextmanager
 def postgres(programs: Path) -> Iterator[str]:
     """Yields the URL of the server's first database."""
-    # Not pytest's own folder: PostgreSQL refuses to run as root, and nobody else may look in there.
+    # Not pytest's own folder: PostgreSQL refuses to run as root, and other users may not read that one.
     folder = Path(tempfile.mkdtemp(prefix="fedel-pg-"))
     user: dict[str, Any] = {}
     if os.geteuid() == 0:

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 from fedel_aggregator.config import AggregatorConfig
-from fedel_aggregator.server import serve as aggregating
+from fedel_aggregator.server import serve as serve_aggregator
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.run import CoordinatorRun
@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool], run: CoordinatorRun) -> None:
 
 
 class Heard:
-    """What came in, for tests that wait for it."""
+    """The messages received so far, for tests that wait for one."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []
@@ -105,7 +105,7 @@ class ScriptedAgent:
     """Speaks the session protocol, trains with a fake, really uploads; ``script`` says what it does otherwise.
 
     ``script[round]`` is ``silent`` (takes the task, does nothing), ``decline``, ``fail``, ``upload`` (uploads
-    but never says so) or ``half`` (the same, to the first aggregator alone). ``hold`` keeps every task back
+    but never says so) or ``half`` (the same, only to the first aggregator). ``hold`` keeps every task back
     until the event is set.
     """
 
@@ -149,7 +149,7 @@ class ScriptedAgent:
         await asyncio.gather(*[t for t in (self._task, *self._work) if t], return_exceptions=True)
 
     async def leave(self) -> None:
-        """Say goodbye and wait until the coordinator has heard it."""
+        """Say goodbye and wait until the coordinator has received it."""
         await self._call.done_writing()
         await asyncio.wait_for(asyncio.gather(self._task, return_exceptions=True), STEP_SECONDS)
 
@@ -294,10 +294,10 @@ class Federation:
             await self.stop_aggregator(i)
 
     async def start_aggregator(self, i: int = 0, folder: str = "") -> str:
-        """Where it was before, if it was there before."""
+        """On the address that it had before, if it had one."""
         data_dir = self.folder / (folder or f"aggregator-{i}")
         config = AggregatorConfig(listen=self.aggregators[i], data_dir=data_dir)
-        address, _ = await self._aggregating[i].enter_async_context(aggregating(config))
+        address, _ = await self._aggregating[i].enter_async_context(serve_aggregator(config))
         return address
 
     async def stop_aggregator(self, i: int = 0) -> None:
@@ -326,7 +326,7 @@ class Federation:
             agent.start()
 
     async def create(self, config: RunConfig, run: str = RUN) -> pb.RunStatus:
-        """Bring the first model to the aggregators, then create the run."""
+        """Send the first model to the aggregators, then create the run."""
         model = initial_model()
         header = model_header(run, config.strategy, SPEC, config.rounds.keep_every, config.rounds.late)
         for address, names in zip(self.aggregators, assign(SPEC, len(self.aggregators)), strict=True):

@@ -9,7 +9,7 @@ from tests.services.coordinator.support import asynchronous
 
 
 @asynchronous
-async def test_every_change_wakes_those_who_wait() -> None:
+async def test_every_change_wakes_all_that_wait() -> None:
     signal = ChangeSignal()
     waiting = asyncio.create_task(wait_for_event(signal.next(), None))
     await asyncio.sleep(0)

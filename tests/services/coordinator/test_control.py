@@ -80,7 +80,7 @@ async def test_a_wrong_configuration_is_refused(tmp_path: Path, run: str, table:
 
 
 @asynchronous
-async def test_a_configuration_that_is_no_json_is_refused(tmp_path: Path) -> None:
+async def test_a_configuration_that_is_not_json_is_refused(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         with pytest.raises(aio.AioRpcError) as caught:
             await federation.stub.CreateRun(pb.CreateRunRequest(run="ok", config_json="{", spec=_SPEC))
@@ -135,7 +135,7 @@ async def test_a_stopped_run_ends_after_the_open_round(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_a_run_nobody_joined_can_be_stopped(tmp_path: Path) -> None:
+async def test_a_run_without_clients_can_be_stopped(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config())
         status = await federation.status(lambda s: bool(s.message))
@@ -145,7 +145,7 @@ async def test_a_run_nobody_joined_can_be_stopped(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_a_round_that_nobody_will_finish_does_not_keep_a_run_from_stopping(tmp_path: Path) -> None:
+async def test_a_run_stops_although_its_round_cannot_close(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         rounds = {"deadline_floor_seconds": 0.2, "deadline_factor": 1e-6}
         await federation.create(run_config(min_clients=1, **rounds))
@@ -195,7 +195,7 @@ async def test_an_unknown_run_is_not_found(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_no_action_is_refused(tmp_path: Path) -> None:
+async def test_a_request_without_an_action_is_refused(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config())
         with pytest.raises(aio.AioRpcError) as caught:
@@ -204,7 +204,7 @@ async def test_no_action_is_refused(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_a_follower_gets_every_round_once_however_small_the_messages(
+async def test_a_follower_gets_every_round_once_in_small_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servicer, "BATCH_BYTES", 1)

@@ -10,7 +10,7 @@ from tests.strategies.fakes import same_bits
 
 
 @asynchronous
-async def test_the_fastest_client_that_can_evaluates_and_the_best_model_is_kept(tmp_path: Path) -> None:
+async def test_the_fastest_evaluator_tests_and_the_best_model_is_kept(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=5))
         accuracies = {1: 0.2, 2: 0.7, 3: 0.4, 4: 0.6, 5: 0.7}
@@ -41,7 +41,7 @@ async def test_every_second_model_and_the_last_are_evaluated(tmp_path: Path) -> 
 
 
 @asynchronous
-async def test_where_nobody_can_evaluate_nobody_waits(tmp_path: Path) -> None:
+async def test_without_an_evaluator_no_round_waits(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=2, min_clients=1))
         federation.agent("client-0")
@@ -73,7 +73,7 @@ async def test_an_evaluator_that_is_lost_is_replaced(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_the_only_evaluator_is_asked_again_when_it_is_back(tmp_path: Path) -> None:
+async def test_the_only_evaluator_gets_the_test_again_after_a_reconnect(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=1, min_clients=1))
         agent = federation.agent("client-0", accuracies={1: 0.9})

@@ -149,7 +149,7 @@ def test_impossible_settings_are_refused(
 
 
 @asynchronous
-async def test_a_run_on_other_aggregators_than_configured_is_not_taken_up(tmp_path: Path) -> None:
+async def test_a_run_on_other_aggregators_stops_the_start(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config())
         await federation.stop_coordinator()

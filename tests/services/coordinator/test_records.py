@@ -1,4 +1,4 @@
-"""What is written down of rounds and runs, and the directory it is written to."""
+"""The records of rounds and runs, and the directory they are written to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.strategies.fakes import frozen_spec
 
 
 @asynchronous
-async def test_the_record_of_a_round_tells_where_time_and_bytes_went(tmp_path: Path) -> None:
+async def test_the_record_of_a_round_says_where_time_and_bytes_went(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=2, min_clients=2))
         federation.start_agents(2, accuracies={1: 0.25, 2: 0.5})
@@ -86,7 +86,7 @@ async def test_files_that_were_lost_or_cut_off_are_written_again_at_the_next_sta
 
 
 @asynchronous
-async def test_a_directory_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:
+async def test_a_run_goes_on_if_its_directory_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where a folder should be")
     async with Federation(tmp_path, runs_dir=tmp_path / "runs") as federation:
         await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))

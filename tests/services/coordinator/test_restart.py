@@ -23,11 +23,11 @@ ACCURACIES = {1: 0.3, 2: 0.5, 3: 0.4}
 
 
 class Killed(BaseException):
-    """Not an error that anybody handles: nothing after it happens."""
+    """An error that no code handles: nothing happens after it."""
 
 
 class FailAt:
-    """Stands in front of a store or the shards, and kills the n-th caller of the chosen method."""
+    """Wraps a store or the shards, and kills the n-th caller of the chosen method."""
 
     def __init__(self, inner: Any, method: str, when: str, count: int = 2) -> None:
         self.inner, self.method, self.when, self.left = inner, method, when, count
@@ -117,7 +117,7 @@ async def test_a_run_on_postgresql_goes_on_to_the_same_model(tmp_path: Path, pos
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @asynchronous
-async def test_a_report_that_was_being_kept_is_told_again(tmp_path: Path, when: str) -> None:
+async def test_a_report_that_was_being_kept_is_sent_again(tmp_path: Path, when: str) -> None:
     async with Federation(tmp_path) as federation:
         await federation.stop_coordinator()
         store = FailAt(SqlStore(federation.settings["database_url"]), "put_report", when, count=4)
@@ -132,7 +132,7 @@ async def test_a_report_that_was_being_kept_is_told_again(tmp_path: Path, when: 
 
 
 @asynchronous
-async def test_a_run_that_waits_for_clients_waits_on_with_those_it_has(tmp_path: Path) -> None:
+async def test_a_waiting_run_keeps_its_clients(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(evaluate_every=0))
         federation.start_agents(2)
@@ -166,7 +166,7 @@ async def test_clients_not_yet_back_are_part_of_the_next_plan(tmp_path: Path) ->
 
 @pytest.mark.parametrize("action", [pb.RUN_ACTION_PAUSE, pb.RUN_ACTION_STOP], ids=["paused", "stopping"])
 @asynchronous
-async def test_what_people_asked_for_is_remembered(tmp_path: Path, action: Any) -> None:
+async def test_a_pause_or_stop_is_kept(tmp_path: Path, action: Any) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(evaluate_every=0))
         agents = federation.start_agents(3)
@@ -183,7 +183,7 @@ async def test_what_people_asked_for_is_remembered(tmp_path: Path, action: Any) 
 
 
 @asynchronous
-async def test_a_run_that_this_version_cannot_go_on_with_does_not_hold_up_the_others(tmp_path: Path) -> None:
+async def test_a_run_that_cannot_go_on_does_not_block_the_others(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         for name in ("one", "two"):
             await federation.create(run_config(num_rounds=1, evaluate_every=0), name)

@@ -28,7 +28,7 @@ def expected_model(num_rounds: int = 3, num_clients: int = 3, name: str = "fedel
 
 @pytest.mark.parametrize("strategy", ["fedel", "pyramidfl", "fednova"])
 @asynchronous
-async def test_three_rounds_make_the_model_that_the_strategy_alone_makes(tmp_path: Path, strategy: str) -> None:
+async def test_three_rounds_make_the_model_of_the_simulation(tmp_path: Path, strategy: str) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config({"name": strategy}, evaluate_every=0))
         federation.start_agents(3)
@@ -68,7 +68,7 @@ async def test_an_update_that_only_one_of_two_aggregators_has_is_left_out(tmp_pa
 
 
 @asynchronous
-async def test_an_agent_is_told_of_its_tasks_of_the_closed_rounds_and_of_the_end(tmp_path: Path) -> None:
+async def test_an_agent_receives_its_tasks_the_closed_rounds_and_the_end(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(evaluate_every=0))
         agents = federation.start_agents(3)
@@ -109,7 +109,7 @@ async def test_a_round_with_too_few_reports_waits_beyond_its_deadline(tmp_path: 
 
 
 @asynchronous
-async def test_too_few_reports_are_too_few_although_nobody_else_is_expected(tmp_path: Path) -> None:
+async def test_too_few_reports_do_not_close_a_round_that_expects_no_more(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=1, min_reports=2, **SOON))
         federation.agent("client-0")
@@ -151,7 +151,7 @@ async def test_over_selection_closes_when_enough_are_back(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("behaviour", ["decline", "fail"])
 @asynchronous
-async def test_nobody_waits_for_a_client_that_says_no(tmp_path: Path, behaviour: str) -> None:
+async def test_a_client_that_declines_or_fails_is_not_waited_for(tmp_path: Path, behaviour: str) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=2, evaluate_every=0))
         federation.start_agents(2)
@@ -161,7 +161,7 @@ async def test_nobody_waits_for_a_client_that_says_no(tmp_path: Path, behaviour:
 
 
 @asynchronous
-async def test_an_acknowledged_update_counts_although_its_client_never_says_so(tmp_path: Path) -> None:
+async def test_an_acknowledged_update_counts_without_a_report(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=1, min_reports=2, **SOON))
         others = federation.start_agents(2)
@@ -211,7 +211,7 @@ async def test_a_late_update_counts_in_the_next_round_where_the_run_says_so(tmp_
 
 
 @asynchronous
-async def test_word_of_an_update_that_was_in_time_does_not_count_for_the_next_round(tmp_path: Path) -> None:
+async def test_a_late_report_of_an_update_in_time_does_not_count_again(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         rounds = {"num_rounds": 2, "late": "next", "num_participants": 2, "over_select": 1.5}
         await federation.create(run_config(evaluate_every=0, **rounds))

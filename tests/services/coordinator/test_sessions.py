@@ -1,4 +1,4 @@
-"""Who may join, who counts as present, and what a session is told when it ends."""
+"""Who may join, who counts as present, and what a session receives when it ends."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_run_is_offered_to_agents_that_come_later(tmp_path: Path) -> Non
 
 
 @asynchronous
-async def test_the_newer_of_two_sessions_of_one_name_wins_and_the_older_is_told(tmp_path: Path) -> None:
+async def test_a_newer_session_of_the_same_name_replaces_the_older(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=1, min_clients=2, evaluate_every=0))
         older = federation.agent("client-0")
@@ -140,7 +140,7 @@ async def test_a_graceful_leave_counts_at_once(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_a_broken_stream_is_no_goodbye(tmp_path: Path) -> None:
+async def test_a_broken_stream_is_not_a_goodbye(tmp_path: Path) -> None:
     async with Federation(tmp_path, heartbeat_seconds=100.0) as federation:
         await federation.create(run_config(num_rounds=2, evaluate_every=0))
         federation.start_agents(2)
@@ -169,7 +169,7 @@ asyncio.run(main())
 
 
 @asynchronous
-async def test_of_many_agents_that_are_killed_none_is_taken_to_have_left(tmp_path: Path) -> None:
+async def test_killed_agents_do_not_count_as_left(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(min_clients=100))
         agents = await asyncio.create_subprocess_exec(sys.executable, "-c", MANY_AGENTS, federation.address)
@@ -182,7 +182,7 @@ async def test_of_many_agents_that_are_killed_none_is_taken_to_have_left(tmp_pat
 
 
 @asynchronous
-async def test_who_left_may_come_back(tmp_path: Path) -> None:
+async def test_a_client_that_left_may_come_back(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=1, min_clients=2, evaluate_every=0))
         agent = federation.agent("client-0")
@@ -195,7 +195,7 @@ async def test_who_left_may_come_back(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_a_silent_client_is_planned_for_no_more(tmp_path: Path) -> None:
+async def test_a_silent_client_gets_no_more_tasks(tmp_path: Path) -> None:
     now = [100.0]
     async with Federation(tmp_path) as federation:
         await federation.stop_coordinator()
@@ -236,23 +236,23 @@ async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_pa
 
 def test_presence_ends_with_silence_and_starts_with_the_process() -> None:
     now = [100.0]
-    fleet = Sessions(15.0, lambda: now[0])
-    assert fleet.present("known-from-the-store")
+    sessions = Sessions(15.0, lambda: now[0])
+    assert sessions.present("known-from-the-store")
     now[0] += 10
-    fleet.heard("beating")
+    sessions.heard("beating")
     now[0] += 6
-    assert not fleet.present("known-from-the-store")
-    assert fleet.present("beating")
-    assert 6.0 == fleet.silent_for("beating")
+    assert not sessions.present("known-from-the-store")
+    assert sessions.present("beating")
+    assert 6.0 == sessions.silent_for("beating")
 
 
 @asynchronous
-async def test_closing_an_older_session_leaves_the_newer_one_alone() -> None:
-    fleet = Sessions(15.0)
-    older = fleet.open("one", Device())
-    newer = fleet.open("one", Device())
+async def test_closing_an_older_session_does_not_close_the_newer_one() -> None:
+    sessions = Sessions(15.0)
+    older = sessions.open("one", Device())
+    newer = sessions.open("one", Device())
     newer.joined.add(RUN)
-    fleet.close(older)
+    sessions.close(older)
     assert older.superseded
-    assert fleet.ready("one", RUN)
-    assert 1 == fleet.num_sessions
+    assert sessions.ready("one", RUN)
+    assert 1 == sessions.num_sessions

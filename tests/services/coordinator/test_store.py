@@ -94,7 +94,7 @@ def test_a_round_goes_from_open_to_closed(store: Store) -> None:
     assert (1, 0.5) == (run.best_version, run.best_accuracy)
 
 
-def test_a_round_that_is_no_better_leaves_the_best_alone(store: Store) -> None:
+def test_a_round_that_is_not_better_does_not_change_the_best(store: Store) -> None:
     store.create_run(replace(RUN, best_version=4, best_accuracy=0.75))
     store.put_round(ROUND)
     store.close_round("a", 0, "{}", 13.0, None)
@@ -110,7 +110,7 @@ def test_an_open_round_can_be_planned_again(store: Store) -> None:
     assert replace(ROUND, plan_json='{"tasks": [1]}') == store.last_round("a")
 
 
-def test_records_come_in_order_from_where_one_left_off(store: Store) -> None:
+def test_records_come_in_order_from_a_given_round(store: Store) -> None:
     store.create_run(RUN)
     for number in (1, 0, 2, 3):
         store.put_round(replace(ROUND, round_num=number))
@@ -120,7 +120,7 @@ def test_records_come_in_order_from_where_one_left_off(store: Store) -> None:
     assert ["1"] == store.records("a", 1, 1)
 
 
-def test_reports_are_kept_once_a_client(store: Store) -> None:
+def test_one_report_is_kept_per_client_and_round(store: Store) -> None:
     store.create_run(RUN)
     store.put_report(REPORT)
     store.put_report(replace(REPORT, client="a-1"))
@@ -129,7 +129,7 @@ def test_reports_are_kept_once_a_client(store: Store) -> None:
     assert [replace(REPORT, client="a-1"), replace(REPORT, bytes_up=9)] == store.reports("a", 0)
 
 
-def test_what_belongs_to_no_run_is_refused(store: Store) -> None:
+def test_rows_of_an_unknown_run_are_refused(store: Store) -> None:
     with pytest.raises(sa.exc.IntegrityError):
         store.put_client(CLIENT)
 
@@ -201,8 +201,8 @@ def test_a_step_that_fails_leaves_the_schema_as_it_was(url: str) -> None:
     store.close()
 
 
-def test_a_database_that_does_not_answer_may_be_asked_again(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"nowhere/store\.db.*is it there"):
+def test_a_database_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"nowhere/store\.db.*check that it is there"):
         SqlStore(f"sqlite:///{tmp_path}/nowhere/store.db")
 
 

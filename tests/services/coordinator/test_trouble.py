@@ -15,7 +15,7 @@ from tests.strategies.fakes import same_bits
 
 
 async def lose_an_aggregator_before_the_fold(federation: Federation, config: Any) -> None:
-    """Every update is in, and the coordinator has yet to hear of the last one."""
+    """Every update has arrived; the coordinator then receives the report of the last one."""
     await federation.create(config)
     agents = federation.start_agents(2)
     last = federation.agent("client-2", script={0: "upload"})
@@ -62,7 +62,7 @@ async def test_a_run_whose_model_is_lost_fails_and_says_why(tmp_path: Path) -> N
 
 
 class AwayAtTimes:
-    """A store that does not answer every third call of a run's own."""
+    """A store that does not answer every third write of a round or a phase."""
 
     def __init__(self, inner: SqlStore) -> None:
         self.inner, self.calls = inner, 0
@@ -82,7 +82,7 @@ class AwayAtTimes:
 
 
 @asynchronous
-async def test_a_database_that_is_away_for_a_moment_stops_nothing(tmp_path: Path) -> None:
+async def test_a_run_survives_a_database_that_is_away_for_a_moment(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.stop_coordinator()
         store = AwayAtTimes(SqlStore(federation.settings["database_url"]))
@@ -96,7 +96,7 @@ async def test_a_database_that_is_away_for_a_moment_stops_nothing(tmp_path: Path
 
 
 @asynchronous
-async def test_an_agent_whose_report_cannot_be_kept_is_told_to_come_again(tmp_path: Path) -> None:
+async def test_an_agent_reconnects_if_its_report_cannot_be_kept(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))
         agent = federation.agent("client-0")

@@ -1,4 +1,4 @@
-"""The coordinator's JSON: runs, rounds, a stream of changes, and three verbs for those who have the token."""
+"""The coordinator's JSON: runs, rounds, a stream of changes, and three actions that need the token."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class Api:
     def _check_token(self, request: web.Request) -> None:
         if not self._token:
             raise Problem(
-                403, "this page only shows: set http_token, or FEDEL_HTTP_TOKEN, on the coordinator to control"
+                403,
+                "this page is read-only: set http_token, or FEDEL_HTTP_TOKEN, on the coordinator to control",
             )
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if kind != "Bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):

@@ -23,12 +23,12 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Stated here: what a machine takes .js for depends on its settings, and browsers rely on it."""
+"""Written here, because the type that a machine gives to .js depends on its settings."""
 
 
 @asynccontextmanager
 async def serve_page(coordinator: Coordinator, registry: CollectorRegistry) -> AsyncIterator[str]:
-    """Serve the page in this context, if the configuration wants it; gives its address, else an empty one."""
+    """Serve the page in this context, if the configuration has it; yields its address, or "" without a page."""
     config = coordinator.config
     if not config.http:
         yield ""

@@ -1,4 +1,4 @@
-"""Finds runs for the page and says how they are."""
+"""Finds runs for the page and describes them."""
 
 from __future__ import annotations
 

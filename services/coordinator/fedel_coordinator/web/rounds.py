@@ -1,4 +1,7 @@
-"""Closed rounds for the page: each is read once and kept in brief, as a thousand clients make a megabyte."""
+"""Closed rounds for the page: each is read once and kept in brief.
+
+The whole record of a round with a thousand clients is a megabyte.
+"""
 
 from __future__ import annotations
 
