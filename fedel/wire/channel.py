@@ -9,8 +9,6 @@ from grpc import aio
 
 from fedel.security.folder import Credentials, Watched, load
 from fedel.security.tls import Tls
-from fedel.wire.retry import RETRIED as RETRIED
-from fedel.wire.retry import backoff_seconds as backoff_seconds
 
 OPTIONS: list[tuple[str, int]] = [
     # Probing for bandwidth makes a server's memory grow with the number of clients.

@@ -9,8 +9,8 @@ import pytest
 from fedel_edge.session import worth_retrying
 from grpc import aio
 
-from fedel.roles.coordinator import memory_of
 from fedel.roles.edge import KeptMemories, run_task
+from fedel.roles.planner import memory_of
 from fedel.strategies import FedEL
 from fedel.types import Memory, Tensors, Update
 from fedel.v1 import coordinator_pb2

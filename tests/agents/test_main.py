@@ -63,7 +63,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     [
         ("slowdwon=2", "did you mean 'slowdown'?"),
         ("slowdown=0.5", "at least 1"),
-        ("data.index=3", "none of the parts 0 to 0"),
+        ("data.index=3", "not one of the parts 0 to 0"),
         ("coordinator=somewhere", "host:port"),
         ("threads=-1", "negative"),
     ],

@@ -183,9 +183,10 @@ class SqlStore:
         try:
             with lock, engine.begin() as connection:
                 yield connection
-        except (exc.OperationalError, exc.InterfaceError) as error:
+        except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:
+            cause = getattr(error, "orig", None) or error
             raise StoreUnavailable(
-                f"database {engine.url}: {error.orig}; check that it is there and may be written to"
+                f"database {engine.url}: {cause}; check that it is there and may be written to"
             ) from error
 
 
