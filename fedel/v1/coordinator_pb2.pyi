@@ -299,15 +299,12 @@ class TaskProgress(_message.Message):
     ROUND_NUM_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
-    PLANNED_SECONDS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     round_num: _builtins.int
     """Number of the round, counted from 0."""
     phase: _builtins.str
     """"download", "train" or "upload"."""
-    planned_seconds: _builtins.float
-    """Predicted seconds of training, as soon as the window is known."""
     @_builtins.property
     def window(self) -> _task_pb2.WindowState:
         """The window, as soon as it is known."""
@@ -319,11 +316,10 @@ class TaskProgress(_message.Message):
         round_num: _builtins.int = ...,
         phase: _builtins.str = ...,
         window: _task_pb2.WindowState | None = ...,
-        planned_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "planned_seconds", b"planned_seconds", "round_num", b"round_num", "run", b"run", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "round_num", b"round_num", "run", b"run", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
