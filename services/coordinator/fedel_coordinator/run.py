@@ -78,6 +78,7 @@ class CoordinatorRun:
         self.directory = services.directory(row.name)
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
+        self._woken = asyncio.Event()
         self._wake_at: float | None = None
         self._background: set[asyncio.Task[None]] = set()
         """Events being applied and calls to aggregators; they outlive the session or call that caused them."""
@@ -107,16 +108,17 @@ class CoordinatorRun:
         """Take the run from where it is to its end."""
         await self._surely(ev.Restarted())
         while not self.ended:
-            change = self.change.next()
+            self._woken.clear()
             await self._report_silence()
             await self._surely(ev.Tick())
             if not self.ended:
-                await self._rest(change)
+                wake_at = self._wake_at
+                timeout = None if wake_at is None else max(0.0, wake_at - self.services.clock())
+                await wait_for_event(self._woken, timeout)
 
-    async def _rest(self, change: asyncio.Event) -> None:
-        wake_at = self._wake_at
-        timeout = None if wake_at is None else max(0.0, wake_at - self.services.clock())
-        await wait_for_event(change, timeout)
+    def wake(self) -> None:
+        """Look again: the state changed, or a client is heard again."""
+        self._woken.set()
 
     async def _report_silence(self) -> None:
         present = self.services.sessions.present
@@ -190,6 +192,7 @@ class CoordinatorRun:
             for effect in effects:
                 await self._carry_out(effect)
         if state is not before:
+            self.wake()
             self.change.notify()
 
     async def control(self, action: str) -> None:

@@ -70,7 +70,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         self._coordinator.sessions.heard(session.client)
         if not was_present:
             for name in session.joined:
-                self._coordinator.runs[name].change.notify()
+                self._coordinator.runs[name].wake()
 
     async def _take(self, session: AgentSession, request: pb.SessionRequest) -> None:
         kind = request.WhichOneof("kind")

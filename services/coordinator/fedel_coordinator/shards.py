@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.wire.channel import Dialer
 from fedel.wire.codec import report_from_pb
+from fedel.wire.fan_out import fan_out
 from fedel.wire.retry import Backoff, retrying
 
 if TYPE_CHECKING:
@@ -107,12 +107,7 @@ class Shards:
 
     async def _all(self, call: Callable[[int], Awaitable[T]], outages: OutageHandler) -> list[T]:
         """Every shard's answer. Every call may be repeated: the aggregator gives the same answer again."""
-        tries = [asyncio.create_task(self._answer(call, i, outages)) for i in range(len(self.addresses))]
-        try:
-            return list(await asyncio.gather(*tries))
-        finally:
-            for attempt in tries:
-                attempt.cancel()
+        return await fan_out(self._answer(call, i, outages) for i in range(len(self.addresses)))
 
     async def _answer(self, call: Callable[[int], Awaitable[T]], shard: int, outages: OutageHandler) -> T:
         address = self.addresses[shard]
