@@ -39,6 +39,8 @@ class Rounds:
     """Deadline of a round, as a multiple of T_th times the local steps."""
     deadline_floor_seconds: float = 60.0
     """Minimum deadline: small models spend more time in transfers than in training."""
+    max_samples: int = 1_000_000
+    """A client counts at most this many samples, where a method weights clients by their samples."""
     late: str = "refuse"
     """An update that arrives after its round closed: ``refuse`` it, or count it in the ``next`` round."""
     evaluate_every: int = 1
@@ -51,8 +53,10 @@ class Rounds:
     def __post_init__(self) -> None:
         if self.late not in LATE_POLICIES:
             raise ValueError(f"late = {self.late!r} is not one of: {', '.join(LATE_POLICIES)}")
-        if self.num_rounds < 1 or self.over_select < 1 or self.deadline_factor <= 0:
-            raise ValueError("num_rounds and over_select must be at least 1, and deadline_factor above 0")
+        if self.num_rounds < 1 or self.over_select < 1 or self.max_samples < 1 or self.deadline_factor <= 0:
+            raise ValueError(
+                "num_rounds, over_select and max_samples must be at least 1, and deadline_factor above 0"
+            )
 
 
 @dataclass(frozen=True)

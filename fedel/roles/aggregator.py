@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from fedel.core.importance import global_change
 from fedel.errors import UpdateRefused
-from fedel.types import ModelSpec, Strategy, Tensors, Update
+from fedel.roles.gate import objection_to_report, weighed
+from fedel.types import ModelSpec, Participant, Report, Strategy, Tensors, Update
 
 
 class Content(NamedTuple):
@@ -29,6 +30,11 @@ class Upload(NamedTuple):
 
     client: str
     content: Content
+
+    @property
+    def task(self) -> tuple[str, int]:
+        """The client, and the round of the task that it did."""
+        return self.client, self.content.round_num
 
 
 class Verdict(Enum):
@@ -54,12 +60,15 @@ class ShardRound:
         takes_late: bool = False,
         sealed: bool = False,
         accepted: Iterable[Upload] = (),
+        participants: Iterable[Participant] | None = None,
         counted_before: Mapping[str, Content] | None = None,
     ) -> None:
-        """``takes_late``: an update of the round before counts in this one. ``counted_before``: what the round
-        before closed with, by client."""
+        """``takes_late``: an update of the round before counts in this one. ``participants``: who may send an
+        update; ``None`` until the coordinator says it. ``counted_before``: what the round before closed with,
+        by client."""
         self.run, self.number, self.sealed = run, number, sealed
         self._takes_late = takes_late
+        self._participants = None if participants is None else _by_task(participants)
         self._accepted = {upload.client: upload.content for upload in accepted}
         self._counted_before = counted_before or {}
 
@@ -83,7 +92,26 @@ class ShardRound:
             raise UpdateRefused(
                 "conflict", f"client '{client}' already counts in round {self.number}, with its late update"
             )
+        self.participant(client, content.round_num)
         return Verdict.TAKE
+
+    def participant(self, client: str, round_num: int) -> Participant:
+        """What the coordinator said about the client that has a task of this round; refused if it has none."""
+        if self._participants is None:
+            raise UpdateRefused(
+                "not_open", f"round {self.number} of run '{self.run}' is not open yet: try again in a moment"
+            )
+        try:
+            return self._participants[client, round_num]
+        except KeyError:
+            raise UpdateRefused(
+                "unplanned", f"client '{client}' has no task in round {round_num} of run '{self.run}'"
+            ) from None
+
+    def open(self, participants: Iterable[Participant]) -> None:
+        """Take updates of these clients. A sealed round is open again, with the updates that it has."""
+        self._participants = _by_task(participants)
+        self.sealed = False
 
     def _check_in_time(self, client: str, round_num: int) -> None:
         if round_num > self.number:
@@ -127,6 +155,17 @@ class ShardRound:
                 "missing", f"round {self.number} of run '{self.run}' has no update of: {', '.join(missing)}"
             )
         return {client: self._accepted[client] for client in sorted(clients)}
+
+
+def _by_task(participants: Iterable[Participant]) -> dict[tuple[str, int], Participant]:
+    return {(each.client, each.round_num): each for each in participants}
+
+
+def checked(report: Report, spec: ModelSpec, participant: Participant) -> Report:
+    """The report as it counts, with the weight from the client's join; refused if it cannot be true."""
+    if objection := objection_to_report(report, spec, participant):
+        raise UpdateRefused("report", f"the report of client '{participant.client}': {objection}")
+    return weighed(report, participant)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fedel.roles.run_state import (
     RunState,
 )
 from fedel.roles.turn import Turn
+from fedel.types import Task
 
 
 class ClosingTurn(Turn):
@@ -27,6 +28,26 @@ class ClosingTurn(Turn):
         self.planner = planner
         self.rounds = planner.run.rounds
         self._tests_itself = tests_itself
+
+    def open_shards(self) -> None:
+        """Name the clients of the open round to the aggregators: they take updates of nobody else."""
+        open_round, state = self.state.open, self.state
+        assert open_round is not None
+        late = [t for t in state.previous.tasks.values() if self._may_be_late(t)]
+        participants = tuple(
+            self.planner.participant(task, state.members[task.client].num_samples)
+            for task in (*open_round.plan.tasks, *late)
+            if task.client in state.members
+        )
+        self.do(ev.Open(open_round.round_num, participants))
+
+    def _may_be_late(self, task: Task) -> bool:
+        """Whether the client's update of the round before would still count, in the open round."""
+        handover = self.state.handover
+        is_before = task.round_num == handover.round_num - 1
+        return (
+            self.rounds.late == "next" and is_before and handover.accepted_round(task.client) < task.round_num
+        )
 
     def sealed(self, event: ev.Sealed) -> None:
         open_round = self.state.open

@@ -206,6 +206,8 @@ class _Turn(ClosingTurn):
             self.do(ev.Seal(open_round.round_num))
         elif open_round.status == COMMITTED:
             self.start_evaluation()
+        else:
+            self.open_shards()
 
     # A round from its opening to its end
 
@@ -247,6 +249,7 @@ class _Turn(ClosingTurn):
         deadline = self.now + plan.deadline_seconds
         self.set_open(OpenRound(state.handover.round_num, plan, self.now, deadline))
         self.do(ev.Persist("plan"))
+        self.open_shards()
         self._send_tasks(task.client for task in plan.tasks)
         return None
 
@@ -283,6 +286,7 @@ class _Turn(ClosingTurn):
         lost = {client: why for client, why in open_round.lost.items() if client not in fresh}
         self.set_open(replace(open_round, plan=replace(open_round.plan, tasks=tasks), lost=lost))
         self.do(ev.Persist("plan"))
+        self.open_shards()
         self._send_tasks(task.client for task in more)
 
     def _seal(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedel.records import RoundRecord
 from fedel.roles.run_state import Member, TaskResult
-from fedel.types import Memory, Report, Task
+from fedel.types import Memory, Participant, Report, Task
 
 # Events
 
@@ -202,6 +202,14 @@ class Persist:
 
 
 @dataclass(frozen=True)
+class Open:
+    """Have the aggregators take updates of the round, from these clients only."""
+
+    round_num: int
+    participants: tuple[Participant, ...]
+
+
+@dataclass(frozen=True)
 class SendTask:
     task: Task
     accepted_round: int
@@ -282,4 +290,4 @@ class Wait:
     """For people; empty while everything goes as planned."""
 
 
-Effect = Persist | SendTask | SendClosed | Ignore | Seal | Commit | Evaluate | Keep | Close | End | Wait
+Effect = Persist | Open | SendTask | SendClosed | Ignore | Seal | Commit | Evaluate | Keep | Close | End | Wait

@@ -9,10 +9,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedel.core import timing
+from fedel.core.timing import SLACK
 from fedel.job import RunConfig
 from fedel.strategies import build
 from fedel.strategies.base import DEVICE_CLOCK, clock_of
-from fedel.types import ClientView, Memory, ModelSpec, Plan, Report, RoundContext, Strategy
+from fedel.types import (
+    ClientView,
+    Memory,
+    ModelSpec,
+    Participant,
+    Plan,
+    Report,
+    RoundContext,
+    Strategy,
+    Task,
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,19 @@ class RoundPlanner:
         num_samples = {client.name: client.num_samples for client in clients}
         seconds = (t.budget_seconds * t.work.steps_for(num_samples[t.client]) for t in plan.tasks)
         return max(rounds.deadline_factor * max(seconds, default=0.0), rounds.deadline_floor_seconds)
+
+    def participant(self, task: Task, num_samples: int) -> Participant:
+        """What a client with this task may send; ``num_samples`` is what it joined with."""
+        max_steps = task.work.steps_for(num_samples)
+        # A step counts 1 + m + m^2 + ... through the momentum, and once more with a proximal term.
+        each = 1 + (1 / (1 - task.work.momentum) if task.work.momentum < 1 else max_steps)
+        return Participant(
+            client=task.client,
+            round_num=task.round_num,
+            num_samples=min(num_samples, self.run.rounds.max_samples),
+            max_steps=max_steps,
+            max_effective_steps=max_steps * each * (1 + SLACK),
+        )
 
     def enough(self, num_reports: int, num_tasks: int) -> bool:
         """Whether a round does not have to wait for anyone else."""

@@ -70,6 +70,7 @@ RULES: Mapping[str, frozenset[str]] = {
             "CreateModel": (OPERATOR,),
             "GetModel": (AGENT, OPERATOR, SERVICE),
             "PutUpdate": (AGENT,),
+            "OpenRound": (SERVICE,),
             "SealRound": (SERVICE,),
             "CommitRound": (SERVICE,),
             "KeepVersion": (SERVICE,),

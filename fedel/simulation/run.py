@@ -14,7 +14,7 @@ from fedel.core.timing import SCOPES
 from fedel.errors import ConfigError, UpdateRefused
 from fedel.records import ClientRecord, RoundRecord
 from fedel.roles import events as ev
-from fedel.roles.aggregator import Closed, RoundFold
+from fedel.roles.aggregator import Closed, RoundFold, checked
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.run_state import OPEN, Member, RunState, TaskResult
 from fedel.simulation import clock
@@ -24,7 +24,7 @@ from fedel.simulation.executors import Executor
 from fedel.simulation.job import Evaluation
 from fedel.simulation.store import Checkpoint
 from fedel.simulation.workers import ClientTask, EvaluationPart, Outcome, Tally
-from fedel.types import Memory, Patch, Report, Update
+from fedel.types import Memory, Participant, Patch, Report, Update
 
 NUM_TEST_PARTS = 8
 """A test is cut into this many parts, whatever the number of workers, so that sums are always rounded alike."""
@@ -92,6 +92,7 @@ class Simulation:
             untrained_rounds=checkpoint.untrained_rounds,
         )
         self._arrivals: list[Arrival] = []
+        self._participants: dict[tuple[str, int], Participant] = {}
         self._deadline: float | None = None
         self._now = 0.0
         executor.publish(model)
@@ -140,6 +141,7 @@ class Simulation:
         self._now = now
         while events:
             self._state, effects = self._engine.apply(self._state, events.pop(0), now)
+            self._open([effect for effect in effects if isinstance(effect, ev.Open)])
             self._train([effect for effect in effects if isinstance(effect, ev.SendTask)])
             for effect in effects:
                 events += self._carry_out(effect)
@@ -162,6 +164,10 @@ class Simulation:
             case _:
                 pass  # clients and files learn what they need from the checkpoint
         return []
+
+    def _open(self, rounds: Sequence[ev.Open]) -> None:
+        for effect in rounds:
+            self._participants = {(each.client, each.round_num): each for each in effect.participants}
 
     # Clients
 
@@ -235,8 +241,11 @@ class Simulation:
 
     def _fold(self, arrival: Arrival) -> None:
         if arrival.update is not None:
+            report = arrival.report
+            participant = self._participants[report.client, report.round_num]
             try:
-                self._round.fold.add(arrival.update)
+                arrival.report = checked(report, self._engine.spec, participant)
+                self._round.fold.add(replace(arrival.update, report=arrival.report))
             except UpdateRefused as error:
                 arrival.refused = str(error)
             arrival.update = None

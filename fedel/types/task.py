@@ -84,6 +84,19 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Participant:
+    """A client that may send an update in a round, and the limits of what it may report."""
+
+    client: str
+    round_num: int
+    """Round of its task: the open one or, where late updates count, the one before."""
+    num_samples: int
+    """From its join: the weight of its update, whatever its report says."""
+    max_steps: int
+    max_effective_steps: float
+
+
+@dataclass(frozen=True)
 class Update:
     """What a client sends: patches of the tensors it trained, and its report."""
 

@@ -363,6 +363,93 @@ class UploadReceipt(_message.Message):
 Global___UploadReceipt: _TypeAlias = UploadReceipt  # noqa: Y015
 
 @_typing.final
+class Participant(_message.Message):
+    """A client that may send an update in a round, and the limits of what it may report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    MAX_EFFECTIVE_STEPS_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    """Name of the client."""
+    round_num: _builtins.int
+    """Round of its task: the round that is opened or, where late updates count, the one before."""
+    num_samples: _builtins.int
+    """Number of training samples from its join: its weight, whatever its report says."""
+    max_steps: _builtins.int
+    """Largest number of training steps of its task."""
+    max_effective_steps: _builtins.float
+    """Largest number of effective steps (a_n of FedNova) that its task can have."""
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        num_samples: _builtins.int = ...,
+        max_steps: _builtins.int = ...,
+        max_effective_steps: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "max_effective_steps", b"max_effective_steps", "max_steps", b"max_steps", "num_samples", b"num_samples", "round_num", b"round_num"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Participant: _TypeAlias = Participant  # noqa: Y015
+
+@_typing.final
+class OpenRoundRequest(_message.Message):
+    """Which round to open, and for whom."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Run of the round."""
+    round_num: _builtins.int
+    """Number of the round, which is the number of the newest version."""
+    @_builtins.property
+    def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
+        """Clients that may send an update; updates of other clients are refused."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        participants: _abc.Iterable[Global___Participant] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["participants", b"participants", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenRoundRequest: _TypeAlias = OpenRoundRequest  # noqa: Y015
+
+@_typing.final
+class OpenRoundResponse(_message.Message):
+    """The round is open. Carries nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenRoundResponse: _TypeAlias = OpenRoundResponse  # noqa: Y015
+
+@_typing.final
 class SealRoundRequest(_message.Message):
     """Which round to seal."""
 
@@ -390,14 +477,14 @@ Global___SealRoundRequest: _TypeAlias = SealRoundRequest  # noqa: Y015
 
 @_typing.final
 class SealRoundResponse(_message.Message):
-    """The updates of a sealed round."""
+    """Some of the updates of a sealed round. The answer has as many of these messages as it needs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPORTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[_task_pb2.Report]:
-        """Report of each update that is in, sorted by client."""
+        """Report of each update that is in, sorted by client over all messages."""
 
     def __init__(
         self,

@@ -50,7 +50,12 @@ class AggregatorServiceStub:
                 request_serializer=fedel_dot_v1_dot_aggregator__pb2.PutUpdateRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_aggregator__pb2.PutUpdateResponse.FromString,
                 _registered_method=True)
-        self.SealRound = channel.unary_unary(
+        self.OpenRound = channel.unary_unary(
+                '/fedel.v1.AggregatorService/OpenRound',
+                request_serializer=fedel_dot_v1_dot_aggregator__pb2.OpenRoundRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_aggregator__pb2.OpenRoundResponse.FromString,
+                _registered_method=True)
+        self.SealRound = channel.unary_stream(
                 '/fedel.v1.AggregatorService/SealRound',
                 request_serializer=fedel_dot_v1_dot_aggregator__pb2.SealRoundRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_aggregator__pb2.SealRoundResponse.FromString,
@@ -87,6 +92,14 @@ class AggregatorServiceServicer:
 
     def PutUpdate(self, request_iterator, context):
         """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenRound(self, request, context):
+        """Accept updates of a round, from the named clients only. Repeated with other clients, it replaces the list; a round
+        that is sealed but not committed is open again, with the updates that it has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,7 +144,12 @@ def add_AggregatorServiceServicer_to_server(servicer, server):
                     request_deserializer=fedel_dot_v1_dot_aggregator__pb2.PutUpdateRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_aggregator__pb2.PutUpdateResponse.SerializeToString,
             ),
-            'SealRound': grpc.unary_unary_rpc_method_handler(
+            'OpenRound': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenRound,
+                    request_deserializer=fedel_dot_v1_dot_aggregator__pb2.OpenRoundRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_aggregator__pb2.OpenRoundResponse.SerializeToString,
+            ),
+            'SealRound': grpc.unary_stream_rpc_method_handler(
                     servicer.SealRound,
                     request_deserializer=fedel_dot_v1_dot_aggregator__pb2.SealRoundRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_aggregator__pb2.SealRoundResponse.SerializeToString,
@@ -240,7 +258,7 @@ class AggregatorService:
             _registered_method=True)
 
     @staticmethod
-    def SealRound(request,
+    def OpenRound(request,
             target,
             options=(),
             channel_credentials=None,
@@ -251,6 +269,33 @@ class AggregatorService:
             timeout=None,
             metadata=None):
         return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.AggregatorService/OpenRound',
+            fedel_dot_v1_dot_aggregator__pb2.OpenRoundRequest.SerializeToString,
+            fedel_dot_v1_dot_aggregator__pb2.OpenRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SealRound(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/fedel.v1.AggregatorService/SealRound',

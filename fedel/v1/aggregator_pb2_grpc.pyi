@@ -39,7 +39,11 @@ class AggregatorServiceStub:
     """Download a version of the model, or only what changed since a version that the caller holds."""
     PutUpdate: _grpc.StreamStreamMultiCallable[_aggregator_pb2.PutUpdateRequest, _aggregator_pb2.PutUpdateResponse]
     """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
-    SealRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]
+    OpenRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.OpenRoundRequest, _aggregator_pb2.OpenRoundResponse]
+    """Accept updates of a round, from the named clients only. Repeated with other clients, it replaces the list; a round
+    that is sealed but not committed is open again, with the updates that it has.
+    """
+    SealRound: _grpc.UnaryStreamMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]
     """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer."""
     CommitRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.CommitRoundRequest, _aggregator_pb2.CommitRoundResponse]
     """Make the next version from the named clients' updates. Repeated, it gives the same answer."""
@@ -57,7 +61,11 @@ class AggregatorServiceAsyncStub(AggregatorServiceStub):
     """Download a version of the model, or only what changed since a version that the caller holds."""
     PutUpdate: _aio.StreamStreamMultiCallable[_aggregator_pb2.PutUpdateRequest, _aggregator_pb2.PutUpdateResponse]  # type: ignore[assignment]
     """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
-    SealRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]  # type: ignore[assignment]
+    OpenRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.OpenRoundRequest, _aggregator_pb2.OpenRoundResponse]  # type: ignore[assignment]
+    """Accept updates of a round, from the named clients only. Repeated with other clients, it replaces the list; a round
+    that is sealed but not committed is open again, with the updates that it has.
+    """
+    SealRound: _aio.UnaryStreamMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]  # type: ignore[assignment]
     """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer."""
     CommitRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.CommitRoundRequest, _aggregator_pb2.CommitRoundResponse]  # type: ignore[assignment]
     """Make the next version from the named clients' updates. Repeated, it gives the same answer."""
@@ -92,11 +100,21 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
 
     @_abc_1.abstractmethod
+    def OpenRound(
+        self,
+        request: _aggregator_pb2.OpenRoundRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_aggregator_pb2.OpenRoundResponse, _abc.Awaitable[_aggregator_pb2.OpenRoundResponse]]:
+        """Accept updates of a round, from the named clients only. Repeated with other clients, it replaces the list; a round
+        that is sealed but not committed is open again, with the updates that it has.
+        """
+
+    @_abc_1.abstractmethod
     def SealRound(
         self,
         request: _aggregator_pb2.SealRoundRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_aggregator_pb2.SealRoundResponse, _abc.Awaitable[_aggregator_pb2.SealRoundResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_aggregator_pb2.SealRoundResponse], _abc.AsyncIterator[_aggregator_pb2.SealRoundResponse]]:
         """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer."""
 
     @_abc_1.abstractmethod

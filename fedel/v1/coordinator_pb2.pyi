@@ -75,6 +75,8 @@ class _RunActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunAction.V
     """Continue a paused run."""
     RUN_ACTION_STOP: _RunAction.ValueType  # 3
     """End the run after the open round."""
+    RUN_ACTION_STOP_NOW: _RunAction.ValueType  # 4
+    """End the run at once; the open round is given up."""
 
 class RunAction(_RunAction, metaclass=_RunActionEnumTypeWrapper):
     """A change to the state of a run."""
@@ -87,6 +89,8 @@ RUN_ACTION_RESUME: RunAction.ValueType  # 2
 """Continue a paused run."""
 RUN_ACTION_STOP: RunAction.ValueType  # 3
 """End the run after the open round."""
+RUN_ACTION_STOP_NOW: RunAction.ValueType  # 4
+"""End the run at once; the open round is given up."""
 Global___RunAction: _TypeAlias = RunAction  # noqa: Y015
 
 @_typing.final

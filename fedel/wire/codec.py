@@ -10,6 +10,7 @@ from fedel.types import (
     LocalWork,
     Memory,
     ModelSpec,
+    Participant,
     Report,
     Role,
     StepCost,
@@ -20,7 +21,7 @@ from fedel.types import (
     WidthTime,
     Window,
 )
-from fedel.v1 import model_pb2, task_pb2
+from fedel.v1 import aggregator_pb2, model_pb2, task_pb2
 
 _ROLES = {
     Role.WEIGHT: model_pb2.TENSOR_ROLE_WEIGHT,
@@ -194,6 +195,26 @@ def report_from_pb(message: task_pb2.Report) -> Report:
         rounds_held=message.window.rounds_held,
         selected=tuple(message.window.selected),
         over_budget=message.over_budget,
+    )
+
+
+def participant_to_pb(participant: Participant) -> aggregator_pb2.Participant:
+    return aggregator_pb2.Participant(
+        client=participant.client,
+        round_num=participant.round_num,
+        num_samples=participant.num_samples,
+        max_steps=participant.max_steps,
+        max_effective_steps=participant.max_effective_steps,
+    )
+
+
+def participant_from_pb(message: aggregator_pb2.Participant) -> Participant:
+    return Participant(
+        client=message.client,
+        round_num=message.round_num,
+        num_samples=message.num_samples,
+        max_steps=message.max_steps,
+        max_effective_steps=message.max_effective_steps,
     )
 
 

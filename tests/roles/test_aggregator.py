@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedel.errors import UpdateRefused
 from fedel.roles.aggregator import Content, ShardRound, Upload, Verdict
+from fedel.types import Participant
 
 
 def upload(client: str, round_num: int = 3, digest: str = "d1") -> Upload:
     return Upload(client, Content(round_num, digest))
+
+
+def shard_round(**options: Any) -> ShardRound:
+    """Round 3, with tasks for clients a and b in it and in the round before."""
+    tasks = [Participant(client, n, 10, 5, 5.0) for client in ("a", "b") for n in (2, 3)]
+    return ShardRound("night", 3, participants=options.pop("participants", tasks), **options)
 
 
 def refusal(round_: ShardRound, one: Upload) -> str:
@@ -21,7 +30,7 @@ def refusal(round_: ShardRound, one: Upload) -> str:
 
 
 def test_new_then_duplicate() -> None:
-    round_ = ShardRound("night", 3)
+    round_ = shard_round()
     assert Verdict.TAKE is round_.admit(upload("a")) is round_.admit(upload("a"))
     round_.accept(upload("a"))
     assert Verdict.DUPLICATE is round_.admit(upload("a"))
@@ -30,7 +39,7 @@ def test_new_then_duplicate() -> None:
 
 
 def test_other_content_is_a_conflict() -> None:
-    round_ = ShardRound("night", 3, accepted=[upload("a")])
+    round_ = shard_round(accepted=[upload("a")])
     assert "conflict" == refusal(round_, upload("a", digest="d2"))
 
 
@@ -47,13 +56,13 @@ def test_other_content_is_a_conflict() -> None:
     ],
 )
 def test_round_of_an_upload(takes_late: bool, sealed: bool, round_num: int, reason: str) -> None:
-    round_ = ShardRound("night", 3, takes_late=takes_late, sealed=sealed)
+    round_ = shard_round(takes_late=takes_late, sealed=sealed)
     assert reason == refusal(round_, upload("a", round_num))
 
 
 def test_late_upload_counts_once() -> None:
     before = {"a": Content(2, "d1")}
-    round_ = ShardRound("night", 3, takes_late=True, counted_before=before)
+    round_ = shard_round(takes_late=True, counted_before=before)
     assert Verdict.DUPLICATE is round_.admit(upload("a", 2))
     assert "conflict" == refusal(round_, upload("a", 2, "d2"))
     assert Verdict.TAKE is round_.admit(upload("b", 2))
@@ -62,14 +71,14 @@ def test_late_upload_counts_once() -> None:
 
 
 def test_sealed_round_confirms_what_it_has() -> None:
-    round_ = ShardRound("night", 3, accepted=[upload("a")])
+    round_ = shard_round(accepted=[upload("a")])
     round_.seal()
     assert Verdict.DUPLICATE is round_.admit(upload("a"))
     assert "late" == refusal(round_, upload("b"))
 
 
 def test_requests_of_other_rounds() -> None:
-    round_ = ShardRound("night", 3)
+    round_ = shard_round()
     assert [True, False] == [round_.is_answered(number) for number in (2, 3)]
     for number, reason in ((1, "late"), (4, "early")):
         with pytest.raises(UpdateRefused) as caught:
@@ -78,7 +87,7 @@ def test_requests_of_other_rounds() -> None:
 
 
 def test_close_with_some_of_the_clients() -> None:
-    round_ = ShardRound("night", 3, accepted=[upload("b"), upload("a"), upload("c")])
+    round_ = shard_round(accepted=[upload("b"), upload("a"), upload("c")])
     assert {"a": Content(3, "d1"), "c": Content(3, "d1")} == round_.close_with(["c", "a"])
     with pytest.raises(UpdateRefused, match="no update of: y, z"):
         round_.close_with(["a", "z", "y"])
@@ -115,3 +124,24 @@ def test_every_update_counts_at_most_once(steps: list[str | Upload], takes_late:
                 counted.append((step.client, step.content.round_num))
             assert Verdict.DUPLICATE is round_.admit(step)
     assert len(counted) == len(set(counted))
+
+
+def test_unplanned_client() -> None:
+    assert "unplanned" == refusal(shard_round(), upload("stranger"))
+    assert "unplanned" == refusal(shard_round(takes_late=True), upload("stranger", 2))
+
+
+def test_not_open_until_the_plan_is_known() -> None:
+    round_ = shard_round(participants=None)
+    assert "not_open" == refusal(round_, upload("a"))
+    round_.open([Participant("a", 3, 10, 5, 5.0)])
+    assert Verdict.TAKE is round_.admit(upload("a"))
+    assert "unplanned" == refusal(round_, upload("b"))
+
+
+def test_sealed_round_opens_again_with_what_it_has() -> None:
+    round_ = shard_round(accepted=[upload("a")], sealed=True)
+    assert "late" == refusal(round_, upload("b"))
+    round_.open([Participant(client, 3, 10, 5, 5.0) for client in ("a", "b")])
+    assert Verdict.DUPLICATE is round_.admit(upload("a"))
+    assert Verdict.TAKE is round_.admit(upload("b"))

@@ -28,7 +28,7 @@ def kinds(effects: list[ev.Effect]) -> list[str]:
 def test_the_plan_is_kept_before_anyone_receives_it() -> None:
     world = World(engine_of())
     world.apply(ev.Joined(member_of(FAST)))
-    assert ["Persist", "Persist", "SendTask"] == kinds(world.apply(ev.Tick()))
+    assert ["Persist", "Persist", "Open", "SendTask"] == kinds(world.apply(ev.Tick()))
     assert "plan" in world.disk
 
 

@@ -196,7 +196,8 @@ async def test_an_agent_cannot_run_rounds_or_read_status(tmp_path: Path) -> None
         async with connect(made.aggregator_address, tls) as channel:
             stub = AggregatorServiceStub(channel)
             for call in (
-                stub.SealRound(aggregator_pb2.SealRoundRequest()),
+                stub.OpenRound(aggregator_pb2.OpenRoundRequest()),
+                stub.SealRound(aggregator_pb2.SealRoundRequest()).read(),
                 stub.CommitRound(aggregator_pb2.CommitRoundRequest()),
                 stub.KeepVersion(aggregator_pb2.KeepVersionRequest()),
             ):

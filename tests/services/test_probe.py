@@ -51,7 +51,7 @@ def test_only_health_is_served(settings: AggregatorConfig) -> None:
         async with serve(settings), grpc.aio.insecure_channel(settings.health) as channel:
             stub = aggregator_pb2_grpc.AggregatorServiceStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.SealRound(aggregator_pb2.SealRoundRequest(run="x"))
+                await stub.KeepVersion(aggregator_pb2.KeepVersionRequest(run="x"))
             return refused.value.code()
 
     assert grpc.StatusCode.UNIMPLEMENTED == asyncio.run(scenario())

@@ -34,7 +34,7 @@ class Lying(aggregator_pb2_grpc.AggregatorServiceServicer):
         for answer in self._answers:
             yield answer
 
-    CreateModel = SealRound = CommitRound = KeepVersion = None
+    CreateModel = OpenRound = SealRound = CommitRound = KeepVersion = None
 
 
 @asynccontextmanager

@@ -20,12 +20,13 @@ from fedel.errors import ServiceError, UpdateRefused
 from fedel.files import safe_name, sync_directory, write_atomic
 from fedel.roles.aggregator import Upload
 from fedel.types import ModelSpec, Update
-from fedel.v1.aggregator_pb2 import UpdateHeader
+from fedel.v1.aggregator_pb2 import OpenRoundRequest, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.tensor_file import write_all
 
+PLAN_FILE = "plan.pb"
 _NUMBER_BYTES = 8
 _MESSAGE_START = 2 * _NUMBER_BYTES
 
@@ -74,6 +75,19 @@ class Journal:
 
     def seal(self) -> None:
         write_atomic(self.folder / "sealed", b"")
+
+    @property
+    def plan(self) -> OpenRoundRequest | None:
+        """Who may send an update of the round; ``None`` until the coordinator says it."""
+        path = self.folder / PLAN_FILE
+        return OpenRoundRequest.FromString(path.read_bytes()) if path.exists() else None
+
+    def open(self, plan: OpenRoundRequest) -> None:
+        """Store the plan; a sealed round is open again."""
+        write_atomic(self.folder / PLAN_FILE, plan.SerializeToString(deterministic=True))
+        if self.sealed:
+            (self.folder / "sealed").unlink()
+            sync_directory(self.folder)
 
     def _path(self, client: str, suffix: str) -> Path:
         return self.folder / f"{safe_name(client)}.{suffix}"

@@ -20,12 +20,18 @@ from google.protobuf.message import Message
 from fedel.errors import ServiceError, UpdateRefused
 from fedel.files import TEMPORARY, write_atomic
 from fedel.job import LATE_POLICIES
-from fedel.roles.aggregator import Content, RoundFold, ShardRound, Upload, Verdict
+from fedel.roles.aggregator import Content, RoundFold, ShardRound, Upload, Verdict, checked
 from fedel.strategies import build
 from fedel.types import Array, ModelSpec, Tensors
-from fedel.v1.aggregator_pb2 import CommitRoundResponse, ModelHeader, SealRoundResponse, UpdateHeader
+from fedel.v1.aggregator_pb2 import (
+    CommitRoundResponse,
+    ModelHeader,
+    OpenRoundRequest,
+    SealRoundResponse,
+    UpdateHeader,
+)
 from fedel.wire import payload
-from fedel.wire.codec import spec_from_pb
+from fedel.wire.codec import participant_from_pb, report_from_pb, spec_from_pb
 from fedel_aggregator.journal import Journal, Part, read_update
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.versions import Meta, Versions
@@ -78,6 +84,7 @@ class ShardRun:
         self.header = ModelHeader.FromString((folder / HEADER_FILE).read_bytes())
         self.name = self.header.run
         self.spec = shard_spec(self.header)
+        self._whole_spec = spec_from_pb(self.header.spec)
         self._strategy = build(json.loads(self.header.strategy_json))
         self.versions = Versions(folder / "versions")
         self.versions.clean()
@@ -94,7 +101,7 @@ class ShardRun:
         takes_late = self.header.late_policy == "next"
         meta = self.versions.meta(number)
         journal = Journal(self._folder / "rounds" / f"{number:06d}", self._recycled)
-        headers = journal.load()
+        headers, plan = journal.load(), journal.plan
         self._meta, self._journal = meta, journal
         self._reports = {header.report.client: header.report for header in headers}
         self.round = ShardRound(
@@ -103,6 +110,7 @@ class ShardRun:
             takes_late=takes_late,
             sealed=journal.sealed,
             accepted=map(_upload, headers),
+            participants=None if plan is None else map(participant_from_pb, plan.participants),
             counted_before=meta.counted,
         )
         self._fold_seconds = 0.0
@@ -125,6 +133,12 @@ class ShardRun:
         self._fold_seconds += time.monotonic() - started
         return fold
 
+    def open(self, plan: OpenRoundRequest) -> None:
+        """Take updates of the planned clients. Repeated, also after the commit, it changes nothing."""
+        if not self.round.is_answered(plan.round_num):
+            self._journal.open(plan)
+            self.round.open(map(participant_from_pb, plan.participants))
+
     def examine(self, header: UpdateHeader) -> Upload | None:
         """Check an update by its header, before any byte of it; ``None`` if it counts already.
 
@@ -137,6 +151,8 @@ class ShardRun:
             raise UpdateRefused("digest", f"the digest of client '{upload.client}' does not match its manifest")
         if self.round.admit(upload) is Verdict.DUPLICATE:
             return None
+        participant = self.round.participant(*upload.task)
+        checked(report_from_pb(header.report), self._whole_spec, participant)
         payload.check(header.tensors, self.spec)
         return upload
 
@@ -144,7 +160,11 @@ class ShardRun:
         """Start to receive an update, or resume it; ``None`` if it counts already."""
         if self.round.admit(upload) is Verdict.DUPLICATE:
             return None
-        return self._journal.begin(upload, header)
+        counted = UpdateHeader()
+        counted.CopyFrom(header)
+        # The journal has what counts: the weight from the client's join, whatever its report says.
+        counted.report.num_samples = self.round.participant(*upload.task).num_samples
+        return self._journal.begin(upload, counted)
 
     def take(self, part: Part) -> bool:
         """Fold an update whose bytes are all there, and let it count; false if it counts already.

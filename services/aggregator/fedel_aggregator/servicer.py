@@ -26,7 +26,7 @@ from fedel_aggregator.first_model import FirstModel
 from fedel_aggregator.permits import ClientStream, UploadPermits
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.run import HEADER_FILE, ShardRun
-from fedel_aggregator.streams import drain, in_time, read_header, receive_payload, send_model
+from fedel_aggregator.streams import drain, in_batches, in_time, read_header, receive_payload, send_model
 
 log = logging.getLogger("fedel.aggregator")
 T = TypeVar("T")
@@ -171,10 +171,17 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
                 self._metrics.upload_bytes.inc(part.received - offset)
                 part.close()
 
-    async def SealRound(self, request: pb.SealRoundRequest, _context: Any) -> pb.SealRoundResponse:
+    async def OpenRound(self, request: pb.OpenRoundRequest, _context: Any) -> pb.OpenRoundResponse:
         describe_call(run=request.run, round=request.round_num)
         run = self._run(request.run)
-        return await self._locked(run.name, run.seal, request.round_num)
+        await self._locked(run.name, run.open, request)
+        return pb.OpenRoundResponse()
+
+    async def SealRound(self, request: pb.SealRoundRequest, context: Any) -> None:  # type: ignore[override]
+        describe_call(run=request.run, round=request.round_num)
+        run = self._run(request.run)
+        for answer in in_batches(await self._locked(run.name, run.seal, request.round_num)):
+            await context.write(answer)
 
     async def CommitRound(self, request: pb.CommitRoundRequest, _context: Any) -> pb.CommitRoundResponse:
         fields = {"run": request.run, "round": request.round_num}

@@ -23,7 +23,8 @@ from fedel_aggregator.tensor_file import TensorFile
 
 T = TypeVar("T")
 BATCH_BYTES = 1024 * 1024
-"""Bytes of a payload that are written at once: each hand-over to a thread has its price."""
+"""Bytes of a payload that are written at once: each hand-over to a thread has its price. Also the size of a
+message with many reports."""
 BATCH_PIECES = 512
 """Pieces that are written at once; the system takes at most 1,024."""
 READ_PIECES = 4
@@ -40,6 +41,18 @@ async def in_time(work: Awaitable[T], seconds: float) -> T:
 
 def _idle(seconds: float) -> UpdateRefused:
     return UpdateRefused("idle", f"the stream was idle for {seconds:g} seconds: send it again")
+
+
+def in_batches(sealed: pb.SealRoundResponse) -> Iterator[pb.SealRoundResponse]:
+    """The same reports in messages of about ``BATCH_BYTES``: one of a thousand clients would be too large."""
+    batch, size = pb.SealRoundResponse(), 0
+    for report in sealed.reports:
+        if size > BATCH_BYTES:
+            yield batch
+            batch, size = pb.SealRoundResponse(), 0
+        batch.reports.append(report)
+        size += report.ByteSize()
+    yield batch
 
 
 async def read_header(context: Any, idle_seconds: float) -> Any:

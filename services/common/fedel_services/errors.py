@@ -46,10 +46,12 @@ UPDATE_CODES: Mapping[str, grpc.StatusCode] = {
     "late": Code.FAILED_PRECONDITION,
     "early": Code.FAILED_PRECONDITION,
     "missing": Code.FAILED_PRECONDITION,
+    "unplanned": Code.FAILED_PRECONDITION,
     "unknown_run": Code.NOT_FOUND,
     "unknown_version": Code.NOT_FOUND,
     "superseded": Code.ABORTED,
     "sealed": Code.UNAVAILABLE,
+    "not_open": Code.UNAVAILABLE,
     "starting": Code.UNAVAILABLE,
     "idle": Code.DEADLINE_EXCEEDED,
 }

@@ -78,6 +78,7 @@ class CoordinatorRun:
         self.directory = services.directory(row.name)
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
+        self._calls = asyncio.Lock()
         self._woken = asyncio.Event()
         self._wake_at: float | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -269,6 +270,8 @@ class CoordinatorRun:
                 log.warning("ignored %s", reason, extra=self.log_fields | {"client": client})
             case ev.Evaluate(client):
                 push(client, self.name, messages.evaluation_message(self.name, effect))
+            case ev.Open():
+                self._start(self._call(self._open(effect)), WAITS)
             case ev.Seal(round_num):
                 self._start(self._call(self._seal(round_num)), WAITS)
             case ev.Commit(round_num, clients):
@@ -287,15 +290,20 @@ class CoordinatorRun:
             case ev.Persist():
                 pass  # done before everything else
 
-    async def _call(self, work: Coroutine[Any, Any, ev.Event]) -> None:
-        """A call to the aggregators, whose answer is an event."""
+    async def _call(self, work: Coroutine[Any, Any, ev.Event | None]) -> None:
+        """A call to the aggregators, whose answer is an event. Calls leave in the order of their effects."""
         try:
-            event = await work
+            async with self._calls:
+                event = await work
         except StoppedWaiting:
             event = ev.Interrupted()
         except ServiceError as error:
             event = ev.Broken(str(error))
-        await self._surely(event)
+        if event is not None:
+            await self._surely(event)
+
+    async def _open(self, effect: ev.Open) -> None:
+        await self.services.shards.open(self.name, effect.round_num, effect.participants, self._outages())
 
     async def _seal(self, round_num: int) -> ev.Event:
         reports = await self.services.shards.seal(self.name, round_num, self._outages())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -14,11 +15,11 @@ from grpc import aio
 from fedel.errors import ServiceError
 from fedel.roles.events import Committed
 from fedel.security.tls import Tls
-from fedel.types import Report
+from fedel.types import Participant, Report
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.wire.channel import Dialer
-from fedel.wire.codec import report_from_pb
+from fedel.wire.codec import participant_to_pb, report_from_pb
 from fedel.wire.fan_out import fan_out
 from fedel.wire.retry import Backoff, retrying
 
@@ -73,14 +74,25 @@ class Shards:
             raise ServiceError(f"aggregator {self.addresses[shard]}: it ended GetModel without an answer")
         return answer.content.version
 
+    async def open(
+        self, run: str, round_num: int, participants: Sequence[Participant], outages: OutageHandler
+    ) -> None:
+        request = pb.OpenRoundRequest(
+            run=run, round_num=round_num, participants=map(participant_to_pb, participants)
+        )
+        await self._all(lambda i: self._stub(i).OpenRound(request), outages)
+
     async def seal(self, run: str, round_num: int, outages: OutageHandler) -> list[Report]:
         """Reports of the clients whose update every shard has, by client."""
         request = pb.SealRoundRequest(run=run, round_num=round_num)
-        answers = await self._all(lambda i: self._stub(i).SealRound(request), outages)
-        holders = [{report.client for report in answer.reports} for answer in answers]
-        everywhere = reduce(set.intersection, holders)
-        reports = [report_from_pb(report) for report in answers[0].reports if report.client in everywhere]
-        return sorted(reports, key=lambda report: report.client)
+
+        async def seal(shard: int) -> dict[str, Report]:
+            answers = self._stub(shard).SealRound(request)
+            return {r.client: report_from_pb(r) async for answer in answers for r in answer.reports}
+
+        held = await self._all(seal, outages)
+        everywhere = reduce(operator.and_, (reports.keys() for reports in held))
+        return [held[0][client] for client in sorted(everywhere)]
 
     async def commit(
         self, run: str, round_num: int, clients: Sequence[str], outages: OutageHandler

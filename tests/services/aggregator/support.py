@@ -50,6 +50,13 @@ def first_model(seed=0):
     return {t.name: rng.normal(0, 0.1, t.shape).astype(np.float32) for t in SPEC.tensors}
 
 
+CLIENTS = "abcdefgx"
+
+
+def samples_of(client):
+    return 1 + sum(client.encode()) * 37 % 499
+
+
 def make_update(client, round_num=0, names=None, seed=0, num_samples=None):
     """Values, samples and steps differ from client to client."""
     rng = np.random.default_rng([seed, round_num, *client.encode()])
@@ -58,7 +65,7 @@ def make_update(client, round_num=0, names=None, seed=0, num_samples=None):
         for t in SPEC.tensors
         if names is None or t.name in names
     }
-    samples = int(rng.integers(1, 500)) if num_samples is None else num_samples
+    samples = samples_of(client) if num_samples is None else num_samples
     report = Report(
         client,
         round_num,
@@ -67,7 +74,7 @@ def make_update(client, round_num=0, names=None, seed=0, num_samples=None):
         float(rng.integers(1, 50)),
         loss=0.5,
         window=Window(1, 2),
-        selected=("a",),
+        selected=("one.weight",),
     )
     return Update(patches, report)
 
@@ -114,7 +121,32 @@ def refusals(servicer):
 
 
 async def create(stub, model=None, strategy=FEDAVG, run="run", **options):
-    return await push_model(stub, model_header(run, strategy, SPEC, **options), model or first_model())
+    """A run whose first round is open for every client of the tests."""
+    answer = await push_model(stub, model_header(run, strategy, SPEC, **options), model or first_model())
+    await open_round(stub, 0, run=run)
+    return answer
+
+
+async def open_round(stub, round_num, clients=CLIENTS, run="run"):
+    """Open a round for clients with a task of it or of the round before."""
+    participants = [
+        pb.Participant(
+            client=client,
+            round_num=number,
+            num_samples=samples_of(client),
+            max_steps=10,
+            max_effective_steps=100,
+        )
+        for client in clients
+        for number in (round_num - 1, round_num)
+    ]
+    await stub.OpenRound(pb.OpenRoundRequest(run=run, round_num=round_num, participants=participants))
+
+
+async def seal(stub, round_num, run="run"):
+    """The reports of a round, which takes no further update."""
+    answers = stub.SealRound(pb.SealRoundRequest(run=run, round_num=round_num))
+    return [report async for answer in answers for report in answer.reports]
 
 
 async def send(stub, update, run="run"):
@@ -136,10 +168,12 @@ async def begin(stub, update, num_bytes):
 
 
 async def close(stub, round_num, clients=None, run="run"):
-    """Seal and commit, by default with all updates that are in."""
-    sealed = await stub.SealRound(pb.SealRoundRequest(run=run, round_num=round_num))
-    names = [r.client for r in sealed.reports] if clients is None else clients
-    return await stub.CommitRound(pb.CommitRoundRequest(run=run, round_num=round_num, clients=names))
+    """Seal and commit, by default with all updates that are in, and open the next round."""
+    reports = await seal(stub, round_num, run)
+    names = [r.client for r in reports] if clients is None else clients
+    answer = await stub.CommitRound(pb.CommitRoundRequest(run=run, round_num=round_num, clients=names))
+    await open_round(stub, round_num + 1, run=run)
+    return answer
 
 
 async def refusal(awaitable):

@@ -3,7 +3,6 @@
 import pytest
 
 from fedel.types import Update
-from fedel.v1 import aggregator_pb2 as pb
 from fedel.wire.streams import fetch_model, model_header, push_model
 from tests.services.aggregator.support import (
     SPEC,
@@ -14,7 +13,9 @@ from tests.services.aggregator.support import (
     first_model,
     fold_directly,
     make_update,
+    open_round,
     refusal,
+    seal,
     send,
 )
 
@@ -35,6 +36,7 @@ async def test_two_shards_equal_one(tmp_path, strategy):
     for number, names in enumerate(SHARDS):
         async with aggregator(tmp_path / str(number)) as (stub, _):
             await push_model(stub, model_header("run", strategy, SPEC), {n: model[n] for n in names})
+            await open_round(stub, 0)
             for update in updates:
                 await send(stub, share(update, names))
             answer = await close(stub, 0, clients=["a", "b", "c"])
@@ -55,9 +57,10 @@ async def test_update_on_one_shard_only(tmp_path):
         for stub, names, there in zip((stub_0, stub_1), SHARDS, arrived, strict=True):
             header = model_header("run", {"name": "fedavg"}, SPEC)
             await push_model(stub, header, {n: model[n] for n in names})
+            await open_round(stub, 0)
             for update in there:
                 await send(stub, share(update, names))
-            reports = (await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))).reports
+            reports = await seal(stub, 0)
             sealed.append({report.client for report in reports})
         for stub in (stub_0, stub_1):
             await close(stub, 0, clients=sorted(sealed[0] & sealed[1]))
@@ -72,4 +75,5 @@ async def test_tensor_of_another_shard(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         header = model_header("run", {"name": "fedavg"}, SPEC)
         await push_model(stub, header, {n: model[n] for n in SHARDS[0]})
+        await open_round(stub, 0)
         assert ("INVALID_ARGUMENT", "unknown_tensor") == await refusal(send(stub, make_update("a")))

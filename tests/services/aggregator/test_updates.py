@@ -22,8 +22,10 @@ from tests.services.aggregator.support import (
     fold_directly,
     make_update,
     metric,
+    open_round,
     refusal,
     refusals,
+    seal,
     send,
 )
 
@@ -138,7 +140,7 @@ async def test_late_and_early(tmp_path):
     async with aggregator(tmp_path) as (stub, servicer):
         await create(stub)
         await send(stub, make_update("a"))
-        await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))
+        await seal(stub, 0)
         assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("b")))
         await close(stub, 0)
         assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("b")))
@@ -152,7 +154,7 @@ async def test_sealed_during_an_upload(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
         call = await begin(stub, make_update("a"), 10**9)
-        await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))
+        await seal(stub, 0)
         await call.done_writing()
         assert ("FAILED_PRECONDITION", "late") == await refusal(call.read())
         assert {0} == set((await close(stub, 0)).num_clients)
@@ -165,7 +167,7 @@ async def test_late_policy_next(tmp_path):
         await create(stub, late="next")
         await send(stub, make_update("b", 0))
         under_way = await begin(stub, make_update("c", 0), 500_000)
-        await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))
+        await seal(stub, 0)
         assert ("UNAVAILABLE", "sealed") == await refusal(send(stub, late))
         await close(stub, 0)
         model = (await fetch_model(stub, "run")).tensors
@@ -223,18 +225,48 @@ async def test_refused_update_leaves_nothing(tmp_path, spoil, reason, strategy):
         assert {reason: 1} == refusals(servicer)
         assert [] == [p for p in tmp_path.rglob("*") if p.suffix in (".part", ".update")]
         await send(stub, sound)
-        sealed = await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))
-        assert ["b"] == [report.client for report in sealed.reports]
+        sealed = await seal(stub, 0)
+        assert ["b"] == [report.client for report in sealed]
         await close(stub, 0)
         model = (await fetch_model(stub, "run")).tensors
         assert bits(fold_directly([sound], first_model(), {"name": strategy}).model) == bits(model)
 
 
 @asynchronous
-async def test_zero_samples(tmp_path):
+async def test_weight_comes_from_the_join(tmp_path):
+    honest = [make_update("a"), make_update("b")]
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
-        assert ("INVALID_ARGUMENT", "weight") == await refusal(send(stub, make_update("a", num_samples=0)))
+        await send(stub, make_update("a", num_samples=2**50))
+        await send(stub, make_update("b", num_samples=0))
+        await close(stub, 0)
+        model = (await fetch_model(stub, "run")).tensors
+        assert bits(fold_directly(honest, first_model()).model) == bits(model)
+
+
+@asynchronous
+async def test_update_without_a_task(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub)
+        await open_round(stub, 0, clients="ab")
+        assert ("FAILED_PRECONDITION", "unplanned") == await refusal(send(stub, make_update("c")))
+        await send(stub, make_update("a"))
+        assert ["a"] == [report.client for report in await seal(stub, 0)]
+
+
+@asynchronous
+async def test_sealed_round_opens_again(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub)
+        await send(stub, make_update("a"))
+        await seal(stub, 0)
+        await open_round(stub, 0, clients="ab")
+    async with aggregator(tmp_path) as (stub, _):
+        await send(stub, make_update("b"))
+        assert ["a", "b"] == [report.client for report in await seal(stub, 0)]
+        await close(stub, 0)
+        await open_round(stub, 0, clients="c")  # a repetition that comes late
+        assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("c")))
 
 
 @asynchronous
@@ -253,7 +285,6 @@ async def test_client_left_out_of_the_commit(tmp_path):
 
 @asynchronous
 async def test_repeated_seal_and_commit(tmp_path):
-    seal = pb.SealRoundRequest(run="run", round_num=0)
     commit = pb.CommitRoundRequest(run="run", round_num=0, clients=["a", "b"])
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
@@ -261,15 +292,15 @@ async def test_repeated_seal_and_commit(tmp_path):
             await send(stub, make_update(client))
         missing = pb.CommitRoundRequest(run="run", round_num=0, clients=["a", "z"])
         assert ("FAILED_PRECONDITION", "missing") == await refusal(stub.CommitRound(missing))
-        sealed = [await stub.SealRound(seal) for _ in range(2)]
+        sealed = [await seal(stub, 0) for _ in range(2)]
         committed = [await stub.CommitRound(commit) for _ in range(2)]
-        sealed.append(await stub.SealRound(seal))
+        sealed.append(await seal(stub, 0))
     async with aggregator(tmp_path) as (stub, _):
-        sealed.append(await stub.SealRound(seal))
+        sealed.append(await seal(stub, 0))
         committed.append(await stub.CommitRound(commit))
         later = pb.CommitRoundRequest(run="run", round_num=2)
         assert ("FAILED_PRECONDITION", "early") == await refusal(stub.CommitRound(later))
-    assert [report_to_pb(make_update(c).report) for c in "ab"] == list(sealed[0].reports)
+    assert [report_to_pb(make_update(c).report) for c in "ab"] == sealed[0]
     assert [sealed[0]] * 4 == sealed
     assert [committed[0]] * 3 == committed
 

@@ -24,8 +24,10 @@ from tests.services.aggregator.support import (
     header_of,
     make_update,
     metric,
+    open_round,
     refusal,
     refusals,
+    seal,
     send,
 )
 
@@ -143,9 +145,7 @@ async def test_max_uploads(tmp_path):
         assert [False] * 4 == [p.duplicate for p in pushed]
         assert min(p.wait_seconds for p in pushed) > 0.25
         sending[1].cancel()
-        assert ["c", "d", "e", "f"] == [
-            r.client for r in (await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))).reports
-        ]
+        assert ["c", "d", "e", "f"] == [r.client for r in await seal(stub, 0)]
         await until(lambda: servicer._permits.num_sending == 0)
 
 
@@ -166,10 +166,11 @@ async def test_strange_client_names(tmp_path):
     names = ["../../evil", ".", "..", "a/b", "x" * 500, "käse"]
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
+        await open_round(stub, 0, clients=names)
         for name in names:
             await send(stub, make_update(name, names={"three.weight"}))
-        sealed = await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0))
-        assert sorted(names) == [report.client for report in sealed.reports]
+        sealed = await seal(stub, 0)
+        assert sorted(names) == [report.client for report in sealed]
         assert len(names) == len(list((tmp_path / "runs/run/rounds/000000").glob("*.update")))
 
 
@@ -179,6 +180,7 @@ async def test_update_under_an_old_file_name(tmp_path):
     update = make_update("x" * 300)
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
+        await open_round(stub, 0, clients=["x" * 300])
         await send(stub, update)
     [path] = (tmp_path / "runs/run/rounds/000000").glob("*.update")
     path.rename(path.with_name(hashlib.sha256(b"x" * 300).hexdigest() + ".update"))

@@ -1,0 +1,96 @@
+"""The gate: what a member of the federation says is checked here before anything else looks at it.
+
+Each function holds one message against what the run knows (the model, the join, the task) and returns what
+is wrong with it, for people; an empty text lets it pass. Every number is finite and in a range, every name is
+one of the model's, every text is bounded. Inside the gate values are trusted. Coordinator and aggregators use
+the same checks, so that a client can lose its own place in a round and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fedel.types import ModelSpec, Participant, Report
+
+MAX_SECONDS = 1e7
+"""About four months: longer than any round, far from where sums of seconds lose their meaning."""
+MAX_BYTES = 2**50
+MAX_COUNT = 2**31 - 1
+MAX_NUMBER = 1e30
+"""Losses and norms beyond this mean that training diverged."""
+MAX_NAME = 200
+MAX_TEXT = 1000
+
+
+def clean(text: str, limit: int = MAX_TEXT) -> str:
+    """A text of a member as it may be shown and logged: printable, on one line, and cut.
+
+    >>> clean("too\\nlong \\x1b[2J", limit=6)
+    'too lo...'
+    """
+    cut = text[: limit + 1]
+    shown = "".join(letter if letter.isprintable() else " " for letter in cut[:limit])
+    return shown + "..." if len(cut) > limit else shown
+
+
+def objection_to_name(name: str, what: str = "name") -> str:
+    """Client names, device types and versions: something printable of bounded length."""
+    if 0 < len(name) <= MAX_NAME and name.isprintable():
+        return ""
+    return (
+        f"the {what} has {len(name)} letters or some that cannot be printed: use 1 to {MAX_NAME} printable ones"
+    )
+
+
+def objection_to_numbers(numbers: Mapping[str, float], most: float) -> str:
+    """All of them from 0 to ``most``, so neither NaN nor infinite."""
+    for name, number in numbers.items():
+        if not (math.isfinite(number) and 0 <= number <= most):
+            return f"{name} is {number:g}, which is not between 0 and {most:g}"
+    return ""
+
+
+def objection_to_report(report: Report, spec: ModelSpec, participant: Participant) -> str:
+    """``spec`` is the whole model, not one shard's part of it."""
+    if report.client != participant.client or report.round_num != participant.round_num:
+        return (
+            f"the report is of client '{clean(report.client, MAX_NAME)}' and round {report.round_num}, the task"
+            f" of client '{participant.client}' and round {participant.round_num}"
+        )
+    diverging = {"loss": abs(report.loss), "loss_square": report.loss_square, "update_norm": report.update_norm}
+    if objection := objection_to_numbers(diverging, MAX_NUMBER):
+        return f"{objection}: training diverged, try a lower learning rate"
+    return (
+        objection_to_numbers({"num_steps": report.num_steps}, participant.max_steps)
+        or objection_to_numbers({"effective_steps": report.effective_steps}, participant.max_effective_steps)
+        or objection_to_numbers(
+            {
+                "forward_seconds": report.cost.forward_seconds,
+                "backward_seconds": report.cost.backward_seconds,
+                "probe_forward_seconds": report.probe.forward_seconds,
+                "probe_backward_seconds": report.probe.backward_seconds,
+                "train_seconds": report.train_seconds,
+            },
+            MAX_SECONDS,
+        )
+        or objection_to_numbers({"peak_memory_bytes": report.peak_memory_bytes}, MAX_BYTES)
+        or objection_to_numbers({"resets": report.resets, "rounds_held": report.rounds_held}, MAX_COUNT)
+        or _objection_to_window(report, spec)
+    )
+
+
+def _objection_to_window(report: Report, spec: ModelSpec) -> str:
+    window = report.window
+    if window is not None and not 1 <= window.end <= window.front <= spec.num_blocks:
+        return f"its window is blocks {window.end} to {window.front}, the model has {spec.num_blocks}"
+    names = set(report.selected)
+    if len(names) != len(report.selected) or not names <= {tensor.name for tensor in spec.weights}:
+        return "it selected tensors that the model does not have, or one of them twice"
+    return ""
+
+
+def weighed(report: Report, participant: Participant) -> Report:
+    """The report with the weight from the client's join, whatever it says about itself later."""
+    return replace(report, num_samples=participant.num_samples)
