@@ -20,7 +20,7 @@ from fedel_coordinator.store import ClientRow, ReportRow, RoundRow, RunRow, Stor
 
 
 @dataclass(frozen=True)
-class StoredRun:
+class LoadedRun:
     """A run as the store knows it."""
 
     state: RunState
@@ -64,7 +64,7 @@ def save(store: Store, run: str, effect: Persist, state: RunState, device: Devic
         raise AssertionError(f"unknown part of a state: {effect.part}")
 
 
-def load(store: Store, row: RunRow, *, late_counts: bool) -> StoredRun:
+def load(store: Store, row: RunRow, *, late_counts: bool) -> LoadedRun:
     """The state that a run goes on from."""
     handover = from_json(Handover, row.state_json, f"state of run '{row.name}'")
     clients = store.clients(row.name)
@@ -84,7 +84,7 @@ def load(store: Store, row: RunRow, *, late_counts: bool) -> StoredRun:
         best_version=row.best_version if row.best_version >= 0 else None,
     )
     devices = {c.client: Device(c.device_type, c.memory_bytes, c.agent_version) for c in clients}
-    return StoredRun(state, record, devices)
+    return LoadedRun(state, record, devices)
 
 
 def spec_to_json(spec: ModelSpec) -> str:
