@@ -36,9 +36,9 @@ def save(store: Store, run: str, effect: Persist, state: RunState, device: Devic
     if effect.part == "phase":
         store.set_phase(run, state.phase, state.message, now if state.ended else None)
     elif effect.part == "member" and state.members[effect.client].has_left:
-        store.set_left(run, effect.client, now)
+        store.set_left(run, effect.client)
     elif effect.part == "member":
-        store.put_client(_client_row(run, state.members[effect.client], device, now))
+        store.put_client(_client_row(run, state.members[effect.client], device))
     elif effect.part == "result":
         assert effect.result is not None
         store.put_report(_report_row(run, effect.result))
@@ -59,7 +59,7 @@ def save(store: Store, run: str, effect: Persist, state: RunState, device: Devic
         best = None
         if effect.best_version is not None and record.accuracy is not None:
             best = (effect.best_version, record.accuracy)
-        store.close_round(run, record.round, record.to_json(), now, best)
+        store.close_round(run, record.round, record.to_json(), best)
     else:
         raise AssertionError(f"unknown part of a state: {effect.part}")
 
@@ -141,7 +141,7 @@ def _results(store: Store, run: RunRow, round_num: int) -> dict[str, TaskResult]
     return {row.client: _result(row) for row in store.reports(run.name, round_num)}
 
 
-def _client_row(run: str, member: Member, device: Device, now: float) -> ClientRow:
+def _client_row(run: str, member: Member, device: Device) -> ClientRow:
     return ClientRow(
         run=run,
         client=member.client,
@@ -151,7 +151,6 @@ def _client_row(run: str, member: Member, device: Device, now: float) -> ClientR
         num_samples=member.num_samples,
         can_evaluate=member.can_evaluate,
         profile_json=to_json(member.profile),
-        last_seen=now,
         has_left=member.has_left,
     )
 
