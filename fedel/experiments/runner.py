@@ -90,7 +90,7 @@ def do_missing(
             failed[run.name] = str(error)
             screen.run_ended(run, f"failed: {error}")
         else:
-            screen.run_ended(run, _said(result, time.monotonic() - begin))
+            screen.run_ended(run, _outcome_line(result, time.monotonic() - begin))
     return failed
 
 
@@ -137,7 +137,7 @@ def _alone(folder: Path) -> Iterator[bool]:
             yield True
 
 
-def _said(result: RunResult, seconds: float) -> str:
+def _outcome_line(result: RunResult, seconds: float) -> str:
     accuracy = result.accuracy
     tested = "no test data" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
     return f"{tested} after {result.rounds} rounds; {seconds:.0f} s here"

@@ -79,7 +79,7 @@ def draw(context: RoundContext) -> list[ClientView]:
     return [clients[i] for i in sorted(chosen)]
 
 
-def order(
+def task_for(
     context: RoundContext,
     client: ClientView,
     settings: Mapping[str, float] | None = None,

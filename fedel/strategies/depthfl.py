@@ -22,7 +22,7 @@ from fedel.strategies.base import (
     check_scope,
     draw,
     one_of,
-    order,
+    task_for,
     train_spec_for,
     update_of,
     whole_step,
@@ -90,7 +90,7 @@ class DepthFL(Method):
         tasks = []
         for client in draw(context):
             depth = self.depth_for(context.spec, client.profile, context.budget_seconds)
-            tasks.append(order(context, client, {"depth": float(depth)}))
+            tasks.append(task_for(context, client, {"depth": float(depth)}))
         return Plan(tuple(tasks))
 
     def depth_for(self, spec: ModelSpec, profile: TimingProfile, budget_seconds: float) -> int:

@@ -20,7 +20,7 @@ from fedel.strategies.base import (
     check_scope,
     draw,
     one_of,
-    order,
+    task_for,
     train_spec_for,
     update_of,
 )
@@ -70,7 +70,7 @@ class FedEL(Method):
         one_of("weighting", self.weighting, WEIGHTINGS)
 
     def plan(self, context: RoundContext) -> Plan:
-        return Plan(tuple(order(context, client) for client in draw(context)))
+        return Plan(tuple(task_for(context, client) for client in draw(context)))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         memory = self.slide(task, memory, trainer)  # line 11

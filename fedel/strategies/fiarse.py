@@ -20,7 +20,7 @@ from fedel.strategies.base import (
     check_scope,
     draw,
     one_of,
-    order,
+    task_for,
     train_spec_for,
     update_of,
     whole,
@@ -68,7 +68,7 @@ class FIARSE(Method):
         for client in draw(context):
             seconds = whole_step(context.spec, client.profile).total(self.budget_scope)
             gamma = min(1.0, context.budget_seconds / seconds) if seconds > 0 else 1.0
-            tasks.append(order(context, client, {"gamma": gamma}))
+            tasks.append(task_for(context, client, {"gamma": gamma}))
         return Plan(tuple(tasks))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:

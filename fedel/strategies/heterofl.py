@@ -20,7 +20,7 @@ from fedel.strategies.base import (
     check_scope,
     draw,
     one_of,
-    order,
+    task_for,
     train_spec_for,
     update_of,
     whole,
@@ -75,7 +75,7 @@ class HeteroFL(Method):
     def plan(self, context: RoundContext) -> Plan:
         return Plan(
             tuple(
-                order(context, client, {"width": self.width_for(client.profile, context.budget_seconds)})
+                task_for(context, client, {"width": self.width_for(client.profile, context.budget_seconds)})
                 for client in draw(context)
             )
         )

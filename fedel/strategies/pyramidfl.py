@@ -21,7 +21,7 @@ from fedel.strategies.base import (
     check_scope,
     draw,
     one_of,
-    order,
+    task_for,
     train_spec_for,
     update_of,
     whole,
@@ -237,7 +237,7 @@ class PyramidFL(Method):
             num_steps = local_steps(steps, seconds, max(done) - t, self.step_bonus)
             num_batches = -(-client.num_samples // context.work.batch_size)
             num_steps = min(num_steps, max(MAX_PASSES * num_batches, steps))
-            tasks.append(order(context, client, {"drop": p}, num_steps=num_steps))
+            tasks.append(task_for(context, client, {"drop": p}, num_steps=num_steps))
         return tasks
 
 

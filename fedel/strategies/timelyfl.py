@@ -20,7 +20,7 @@ from fedel.strategies.base import (
     check_scope,
     draw,
     one_of,
-    order,
+    task_for,
     train_spec_for,
     update_of,
     whole,
@@ -81,7 +81,7 @@ class TimelyFL(Method):
         for client, num, compute in zip(clients, steps, seconds, strict=True):
             epochs, alpha = workload(interval, compute, self.comm_seconds)
             settings = {"interval": interval, "alpha": alpha, "epochs": float(epochs)}
-            tasks.append(order(context, client, settings, num_steps=num * epochs))
+            tasks.append(task_for(context, client, settings, num_steps=num * epochs))
         return Plan(tuple(tasks), close_after_seconds=interval * (1 + self.slack))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:

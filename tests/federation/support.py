@@ -149,9 +149,7 @@ class Servers:
 
 
 @asynccontextmanager
-async def servers(
-    folder: Path, num_aggregators: int = 1, heartbeat_seconds: float = 5.0
-) -> AsyncIterator[Servers]:
+async def servers(folder: Path, num_aggregators: int = 1) -> AsyncIterator[Servers]:
     async with AsyncExitStack() as stack:
         addresses, aggregators = [], []
         for index in range(num_aggregators):

@@ -1,4 +1,4 @@
-"""Simulation and gRPC, bit for bit, where a client is late, is lost, or was invited in excess."""
+"""Simulation and gRPC, bit for bit, where a client is late, fails, is lost, or was invited in excess."""
 
 from __future__ import annotations
 
@@ -49,9 +49,14 @@ def late(gate: Path) -> Case:
     return Case(job_in(gate), Script(slow={1: {"client-2": 50.0}}))
 
 
-def lost(gate: Path) -> Case:
+def failed(gate: Path) -> Case:
     """A task fails; the round closes without waiting for it."""
     return Case(job_in(gate, deadline_floor_seconds=60.0), Script(broken={1: {"client-1"}}))
+
+
+def lost(gate: Path) -> Case:
+    """An agent ends while it trains and never comes back; the round closes without it."""
+    return Case(job_in(gate, deadline_floor_seconds=60.0), Script(away={2: {"client-1"}}))
 
 
 def over_selected(gate: Path) -> Case:
@@ -95,9 +100,13 @@ async def grpc_run(case: Case, folder: Path) -> tuple[list[list[str]], list[int]
         made = await stack.enter_async_context(servers(folder))
         await create_run(made.address, RUN, case.job)
         watch = await stack.enter_async_context(watching(made.address, RUN))
-        await stack.enter_async_context(agents(folder, made.address, range(NUM_CLIENTS), NUM_CLIENTS))
+        clients = range(NUM_CLIENTS)
+        started = await stack.enter_async_context(agents(folder, made.address, clients, NUM_CLIENTS))
         num_accepted = 0
         for round_num, record in enumerate(expected.records):
+            for client in case.script.away.get(round_num, ()):
+                await until(lambda of=(client, round_num): gate.times_trained(*of) > 0, f"{client} to train")
+                started[int(client.rpartition("-")[2])].stop()
             num_accepted += record.num_updates
             if record.num_late:
                 wanted = num_accepted - record.num_updates + record.num_late
@@ -113,7 +122,9 @@ async def grpc_run(case: Case, folder: Path) -> tuple[list[list[str]], list[int]
         return watch.counted, [record.num_late for record in watch.records], same
 
 
-@pytest.mark.parametrize("make", [late, lost, over_selected, late_in_the_next_round], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "make", [late, failed, lost, over_selected, late_in_the_next_round], ids=lambda f: f.__name__
+)
 def test_grpc_gives_the_bits_of_the_simulation(tmp_path: Path, make) -> None:
     case = make(tmp_path / "gate")
     expected = case.run()
@@ -127,9 +138,11 @@ def test_the_cases_are_what_they_are_called(tmp_path: Path) -> None:
     everyone = [f"client-{index}" for index in range(NUM_CLIENTS)]
     run = late(gate).run()
     assert (("client-2",), 3) == (run.records[1].late, run.records[1].num_updates)
-    run = lost(gate).run()
+    run = failed(gate).run()
     assert {"client-1": "its task failed"} == run.records[1].refused
     assert sorted(set(everyone) - {"client-1"}) == sorted(run.counted[1])
+    run = lost(gate).run()
+    assert (("client-1",), 3) == (run.records[2].dropped, run.records[2].num_updates)
     run = over_selected(gate).run()
     assert [(4, 2)] * 3 == [(record.num_tasks, record.num_updates) for record in run.records]
     run = late_in_the_next_round(gate).run()

@@ -48,6 +48,7 @@ def moves() -> st.SearchStrategy[tuple[str, Move]]:
         plain("all join", lambda world: [world.apply(ev.Joined(member_of(c))) for c in CLIENTS[:3]]),
         plain("all answers", lambda world: [world.answer() for _ in range(3)]),
         plain("all are done", lambda world: [world.finish_task(c) for c in CLIENTS]),
+        plain("all behave", lambda world: [world.behave() for _ in range(3)]),
     ]
     return st.one_of(
         *progress,

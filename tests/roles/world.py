@@ -181,6 +181,21 @@ class World:
         self.now += seconds
         self.apply(ev.Tick())
 
+    def behave(self) -> None:
+        """Everyone is here, finishes its task and answers."""
+        for client in CLIENTS:
+            member = self.state.members.get(client)
+            if member is None or member.has_left or not member.connected:
+                self.apply(ev.Joined(member_of(client)))
+            elif member.silent:
+                self.apply(ev.Found(client))
+        for client in CLIENTS:
+            self.finish_task(client)
+        self.tick()
+        while self.answers:
+            self.answer()
+        self.evaluate(0.5)
+
     def run_to_the_end(self, max_steps: int = 400) -> None:
         """Everyone behaves from now on: the run must end."""
         if self.state.phase == "paused":
@@ -188,18 +203,7 @@ class World:
         for _ in range(max_steps):
             if self.state.ended:
                 return
-            for client in CLIENTS:
-                member = self.state.members.get(client)
-                if member is None or member.has_left or not member.connected:
-                    self.apply(ev.Joined(member_of(client)))
-                elif member.silent:
-                    self.apply(ev.Found(client))
-            for client in CLIENTS:
-                self.finish_task(client)
-            self.tick()
-            while self.answers:
-                self.answer()
-            self.evaluate(0.5)
+            self.behave()
             until = self.waits.until
             self.tick(max(0.0, until - self.now) if until is not None else 0.0)
         raise AssertionError(f"the run did not end: {self.state.phase}, {self.waits}")

@@ -6,8 +6,7 @@ import pytest
 
 from fedel.core.budgeted import choose, window_cost
 from fedel.core.timing import block_seconds, full_step
-from fedel.strategies import ElasticTrainer, FedAvg, FedEL
-from fedel.strategies.base import order
+from fedel.strategies import ElasticTrainer, FedAvg, FedEL, base
 from fedel.types import FREE, Memory, Role, Window
 from tests.simulation.history import run_rounds
 from tests.strategies import fakes
@@ -263,7 +262,7 @@ def test_participants_are_the_same_for_every_method_and_differ_by_round():
 
 def test_a_task_carries_the_budget_the_work_and_a_seed_of_its_own():
     context = context_of(fleet(2), round_num=3)
-    tasks = [order(context, client, {"width": 0.5}, num_steps=9) for client in context.clients]
+    tasks = [base.task_for(context, client, {"width": 0.5}, num_steps=9) for client in context.clients]
     assert {context.budget_seconds} == {t.budget_seconds for t in tasks}
     assert {9} == {t.work.num_steps for t in tasks}
     assert tasks[0].seed != tasks[1].seed

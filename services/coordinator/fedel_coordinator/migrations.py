@@ -61,6 +61,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (run, round_num, client)
         )""",
     ),
+    # Were written and never read.
+    ("ALTER TABLE clients DROP COLUMN last_seen", "ALTER TABLE rounds DROP COLUMN closed_at"),
 )
 
 

@@ -20,7 +20,7 @@ from fedel_coordinator.store import ClientRow, ReportRow, RoundRow, RunRow, Stor
 
 
 @dataclass(frozen=True)
-class StoredRun:
+class LoadedRun:
     """A run as the store knows it."""
 
     state: RunState
@@ -36,9 +36,9 @@ def save(store: Store, run: str, effect: Persist, state: RunState, device: Devic
     if effect.part == "phase":
         store.set_phase(run, state.phase, state.message, now if state.ended else None)
     elif effect.part == "member" and state.members[effect.client].has_left:
-        store.set_left(run, effect.client, now)
+        store.set_left(run, effect.client)
     elif effect.part == "member":
-        store.put_client(_client_row(run, state.members[effect.client], device, now))
+        store.put_client(_client_row(run, state.members[effect.client], device))
     elif effect.part == "result":
         assert effect.result is not None
         store.put_report(_report_row(run, effect.result))
@@ -59,12 +59,12 @@ def save(store: Store, run: str, effect: Persist, state: RunState, device: Devic
         best = None
         if effect.best_version is not None and record.accuracy is not None:
             best = (effect.best_version, record.accuracy)
-        store.close_round(run, record.round, record.to_json(), now, best)
+        store.close_round(run, record.round, record.to_json(), best)
     else:
         raise AssertionError(f"unknown part of a state: {effect.part}")
 
 
-def load(store: Store, row: RunRow, *, late_counts: bool) -> StoredRun:
+def load(store: Store, row: RunRow, *, late_counts: bool) -> LoadedRun:
     """The state that a run goes on from."""
     handover = from_json(Handover, row.state_json, f"state of run '{row.name}'")
     clients = store.clients(row.name)
@@ -84,7 +84,7 @@ def load(store: Store, row: RunRow, *, late_counts: bool) -> StoredRun:
         best_version=row.best_version if row.best_version >= 0 else None,
     )
     devices = {c.client: Device(c.device_type, c.memory_bytes, c.agent_version) for c in clients}
-    return StoredRun(state, record, devices)
+    return LoadedRun(state, record, devices)
 
 
 def spec_to_json(spec: ModelSpec) -> str:
@@ -141,7 +141,7 @@ def _results(store: Store, run: RunRow, round_num: int) -> dict[str, TaskResult]
     return {row.client: _result(row) for row in store.reports(run.name, round_num)}
 
 
-def _client_row(run: str, member: Member, device: Device, now: float) -> ClientRow:
+def _client_row(run: str, member: Member, device: Device) -> ClientRow:
     return ClientRow(
         run=run,
         client=member.client,
@@ -151,7 +151,6 @@ def _client_row(run: str, member: Member, device: Device, now: float) -> ClientR
         num_samples=member.num_samples,
         can_evaluate=member.can_evaluate,
         profile_json=to_json(member.profile),
-        last_seen=now,
         has_left=member.has_left,
     )
 

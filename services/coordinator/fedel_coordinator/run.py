@@ -62,7 +62,7 @@ class RunServices:
 class CoordinatorRun:
     """One run of this process. ``state`` changes only in ``_apply``, under the lock."""
 
-    def __init__(self, row: RunRow, services: RunServices, stored: persistence.StoredRun) -> None:
+    def __init__(self, row: RunRow, services: RunServices, stored: persistence.LoadedRun) -> None:
         self.row = row
         self.name = row.name
         self.services = services

@@ -85,9 +85,9 @@ class SqlStore:
     def put_client(self, row: ClientRow) -> None:
         self._put(clients, row)
 
-    def set_left(self, run: str, client: str, last_seen: float) -> None:
+    def set_left(self, run: str, client: str) -> None:
         change = sa.update(clients).where(clients.c.run == run, clients.c.client == client)
-        self._execute(change.values(has_left=True, last_seen=last_seen))
+        self._execute(change.values(has_left=True))
 
     def clients(self, run: str) -> list[ClientRow]:
         return self._sorted(ClientRow, sa.select(clients).where(clients.c.run == run))
@@ -109,16 +109,9 @@ class SqlStore:
         )
 
     def close_round(
-        self,
-        run: str,
-        round_num: int,
-        record_json: str,
-        closed_at: float,
-        best: tuple[int, float] | None = None,
+        self, run: str, round_num: int, record_json: str, best: tuple[int, float] | None = None
     ) -> None:
-        statements = [
-            _round(run, round_num).values(status=CLOSED, record_json=record_json, closed_at=closed_at)
-        ]
+        statements = [_round(run, round_num).values(status=CLOSED, record_json=record_json)]
         if best is not None:
             version, accuracy = best
             better = sa.update(runs).where(runs.c.name == run)

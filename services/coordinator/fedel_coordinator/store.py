@@ -43,7 +43,6 @@ class ClientRow:
     num_samples: int
     can_evaluate: bool
     profile_json: str
-    last_seen: float
     has_left: bool = False
 
 
@@ -56,7 +55,6 @@ class RoundRow:
     opened_at: float
     record_json: str = "{}"
     sealed_at: float | None = None
-    closed_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Store(Protocol):
         """Insert or replace."""
         ...
 
-    def set_left(self, run: str, client: str, last_seen: float) -> None:
+    def set_left(self, run: str, client: str) -> None:
         """The client said goodbye."""
         ...
 
@@ -113,12 +111,7 @@ class Store(Protocol):
         ...
 
     def close_round(
-        self,
-        run: str,
-        round_num: int,
-        record_json: str,
-        closed_at: float,
-        best: tuple[int, float] | None = None,
+        self, run: str, round_num: int, record_json: str, best: tuple[int, float] | None = None
     ) -> None:
         """The round's record is complete; ``best`` is a new best version and its accuracy."""
         ...
