@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+
 from fedel.core.importance import global_change
-from fedel.errors import UpdateRefused
+from fedel.errors import UpdateRefused, VersionRefused
 from fedel.types import ModelSpec, Strategy, Tensors, Update
 
 
@@ -173,7 +175,24 @@ class RoundFold:
                 raise UpdateRefused("shape", f"tensor '{name}' is {patch.values.shape}, not {spec.shape}")
 
     def finish(self, model: Tensors, state: Tensors) -> Closed:
-        """The next model; a caller may finish tensor by tensor, handing the state on."""
-        folded = self._fold.finish(model, state)
+        """The next model; a caller may finish tensor by tensor, handing the state on.
+
+        Raises ``VersionRefused`` if a value of it is not finite.
+        """
+        # What overflows is not warned about but refused.
+        with np.errstate(all="ignore"):
+            folded = self._fold.finish(model, state)
+        _check_finite(folded.model, model)
+        _check_finite(folded.state, state)
         change = global_change(folded.model, model)
         return Closed(folded.model, folded.state, change, dict(self._num_clients))
+
+
+def _check_finite(new: Tensors, old: Tensors) -> None:
+    for name, values in new.items():
+        if values is not old.get(name) and not np.isfinite(values).all():
+            raise VersionRefused(
+                "not_finite",
+                f"tensor '{name}' of the next version would not be finite, although every update was: the old "
+                "version stays; lower the learning rate, or bound each change ([protection] clip_norm)",
+            )
