@@ -42,7 +42,7 @@ def _shape_at(shape: tuple[int, ...], where: Where) -> tuple[int, ...] | None:
         return None
 
 
-class _Sums:
+class Sums:
     """The sums of a round's tensors, with the checks that every update must pass before any of it counts.
 
     A bound holds for each update by itself, never for what others left: who comes first changes nothing.
@@ -127,7 +127,7 @@ class MaskedMean:
     ) -> None:
         """``shapes`` of the full tensors are needed where patches cover parts. With ``absent_counts`` a client
         that did not send a tensor counts as if it had sent the old value (PyramidFL's zero deltas)."""
-        self._sums = _Sums(WEIGHTED_BITS if weighted else UNIT_BITS)
+        self._sums = Sums(WEIGHTED_BITS if weighted else UNIT_BITS)
         self._sums.expect(shapes or {})
         self._absent_counts = absent_counts
         self._weight = Fraction(0)
@@ -171,7 +171,7 @@ class NormalisedMean:
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
-        self._scaled = _Sums(WEIGHTED_BITS)
+        self._scaled = Sums(WEIGHTED_BITS)
         self._shapes = shapes or {}
         self._scaled.expect(self._shapes)
         self._weights: dict[str, _Weights] = {}

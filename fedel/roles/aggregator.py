@@ -15,6 +15,8 @@ import numpy as np
 
 from fedel.core.importance import global_change
 from fedel.errors import UpdateRefused, VersionRefused
+from fedel.job import Protection
+from fedel.strategies.protection import RoundStart, protected_fold
 from fedel.types import ModelSpec, Strategy, Tensors, Update
 
 
@@ -147,9 +149,16 @@ class Closed:
 class RoundFold:
     """The fold of one round on one aggregator; with shards, ``spec`` holds only this shard's tensors."""
 
-    def __init__(self, strategy: Strategy, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        spec: ModelSpec,
+        protection: Protection | None = None,
+        start: RoundStart | None = None,
+    ) -> None:
+        """With a ``protection``, ``start`` says what it must know of the round."""
         self._spec = spec
-        self._fold = strategy.fold(spec)
+        self._fold = protected_fold(strategy, spec, protection or Protection(), start)
         self._num_clients = {t.name: 0 for t in spec.tensors}
         self.clients: set[str] = set()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedel.core import timing
 from fedel.job import RunConfig
-from fedel.strategies import build
+from fedel.strategies import build, protection
 from fedel.strategies.base import DEVICE_CLOCK, clock_of
 from fedel.types import ClientView, Memory, ModelSpec, Plan, Report, RoundContext, Strategy
 
@@ -54,6 +54,7 @@ class RoundPlanner:
         self.run = run
         self.spec = spec
         self.strategy = strategy or build(run.strategy)
+        protection.check(self.strategy, spec, run.protection)
         self.scope = clock_of(self.strategy, default_clock)
 
     def plan(self, handover: Handover, clients: Sequence[ClientView]) -> Plan:

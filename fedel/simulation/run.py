@@ -24,6 +24,7 @@ from fedel.simulation.executors import Executor
 from fedel.simulation.job import Evaluation
 from fedel.simulation.store import Checkpoint
 from fedel.simulation.workers import ClientTask, EvaluationPart, Outcome, Tally
+from fedel.strategies.protection import RoundStart, repeatable_secret
 from fedel.types import Memory, Patch, Report, Update
 
 NUM_TEST_PARTS = 8
@@ -103,7 +104,7 @@ class Simulation:
     def play(self, progress: Progress | None = None) -> RoundRecord:
         """One round, and its record."""
         begin = time.perf_counter()
-        self._round = _VirtualRound(RoundFold(self._engine.planner.strategy, self._engine.spec))
+        self._round = _VirtualRound(self._empty_fold())
         self._progress = progress
         self._apply(ev.Tick(), 0.0)
         if self._state.open is None:
@@ -223,6 +224,11 @@ class Simulation:
         }
 
     # The aggregator
+
+    def _empty_fold(self) -> RoundFold:
+        run, checkpoint = self._engine.run, self.checkpoint
+        start = RoundStart(checkpoint.model, checkpoint.handover.round_num, secret=repeatable_secret(run.seed))
+        return RoundFold(self._engine.planner.strategy, self._engine.spec, run.protection, start)
 
     def _arrive(self, arrival: Arrival) -> ev.Event:
         self._fold(arrival)

@@ -26,7 +26,7 @@ from fedel.v1 import model_pb2 as fedel_dot_v1_dot_model__pb2
 from fedel.v1 import task_pb2 as fedel_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66\x65\x64\x65l/v1/aggregator.proto\x12\x08\x66\x65\x64\x65l.v1\x1a\x14\x66\x65\x64\x65l/v1/model.proto\x1a\x13\x66\x65\x64\x65l/v1/task.proto\"g\n\x12\x43reateModelRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.fedel.v1.ModelHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"\xa8\x01\n\x0bModelHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rstrategy_json\x18\x02 \x01(\t\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.fedel.v1.ModelSpec\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\x12\x12\n\nkeep_every\x18\x05 \x01(\x05\x12\x13\n\x0blate_policy\x18\x06 \x01(\t\"&\n\x13\x43reateModelResponse\x12\x0f\n\x07version\x18\x01 \x01(\x05\"E\n\x0fGetModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x14\n\x0chave_version\x18\x03 \x01(\x05\"g\n\x10GetModelResponse\x12)\n\x07\x63ontent\x18\x01 \x01(\x0b\x32\x16.fedel.v1.ModelContentH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"J\n\x0cModelContent\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\"f\n\x10PutUpdateRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fedel.v1.UpdateHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"x\n\x0cUpdateHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12 \n\x06report\x18\x02 \x01(\x0b\x32\x10.fedel.v1.Report\x12)\n\x07tensors\x18\x03 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"q\n\x11PutUpdateResponse\x12(\n\x06permit\x18\x01 \x01(\x0b\x32\x16.fedel.v1.UploadPermitH\x00\x12*\n\x07receipt\x18\x02 \x01(\x0b\x32\x17.fedel.v1.UploadReceiptH\x00\x42\x06\n\x04kind\"\x1e\n\x0cUploadPermit\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"2\n\rUploadReceipt\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"2\n\x10SealRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\"6\n\x11SealRoundResponse\x12!\n\x07reports\x18\x01 \x03(\x0b\x32\x10.fedel.v1.Report\"E\n\x12\x43ommitRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x0f\n\x07\x63lients\x18\x03 \x03(\t\"\x9d\x01\n\x13\x43ommitRoundResponse\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x0f\n\x07tensors\x18\x02 \x03(\t\x12\x1d\n\x11global_importance\x18\x03 \x03(\x01\x42\x02\x10\x01\x12\x17\n\x0bnum_clients\x18\x04 \x03(\x05\x42\x02\x10\x01\x12\x14\n\x0c\x66old_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x63ommit_seconds\x18\x06 \x01(\x01\"A\n\x12KeepVersionRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\r\n\x05label\x18\x03 \x01(\t\"\x15\n\x13KeepVersionResponse2\xce\x03\n\x11\x41ggregatorService\x12L\n\x0b\x43reateModel\x12\x1c.fedel.v1.CreateModelRequest\x1a\x1d.fedel.v1.CreateModelResponse(\x01\x12\x43\n\x08GetModel\x12\x19.fedel.v1.GetModelRequest\x1a\x1a.fedel.v1.GetModelResponse0\x01\x12H\n\tPutUpdate\x12\x1a.fedel.v1.PutUpdateRequest\x1a\x1b.fedel.v1.PutUpdateResponse(\x01\x30\x01\x12\x44\n\tSealRound\x12\x1a.fedel.v1.SealRoundRequest\x1a\x1b.fedel.v1.SealRoundResponse\x12J\n\x0b\x43ommitRound\x12\x1c.fedel.v1.CommitRoundRequest\x1a\x1d.fedel.v1.CommitRoundResponse\x12J\n\x0bKeepVersion\x12\x1c.fedel.v1.KeepVersionRequest\x1a\x1d.fedel.v1.KeepVersionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66\x65\x64\x65l/v1/aggregator.proto\x12\x08\x66\x65\x64\x65l.v1\x1a\x14\x66\x65\x64\x65l/v1/model.proto\x1a\x13\x66\x65\x64\x65l/v1/task.proto\"g\n\x12\x43reateModelRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.fedel.v1.ModelHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"\xc1\x01\n\x0bModelHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rstrategy_json\x18\x02 \x01(\t\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.fedel.v1.ModelSpec\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\x12\x12\n\nkeep_every\x18\x05 \x01(\x05\x12\x13\n\x0blate_policy\x18\x06 \x01(\t\x12\x17\n\x0fprotection_json\x18\x07 \x01(\t\"&\n\x13\x43reateModelResponse\x12\x0f\n\x07version\x18\x01 \x01(\x05\"E\n\x0fGetModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x14\n\x0chave_version\x18\x03 \x01(\x05\"g\n\x10GetModelResponse\x12)\n\x07\x63ontent\x18\x01 \x01(\x0b\x32\x16.fedel.v1.ModelContentH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"J\n\x0cModelContent\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\"f\n\x10PutUpdateRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fedel.v1.UpdateHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"x\n\x0cUpdateHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12 \n\x06report\x18\x02 \x01(\x0b\x32\x10.fedel.v1.Report\x12)\n\x07tensors\x18\x03 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"q\n\x11PutUpdateResponse\x12(\n\x06permit\x18\x01 \x01(\x0b\x32\x16.fedel.v1.UploadPermitH\x00\x12*\n\x07receipt\x18\x02 \x01(\x0b\x32\x17.fedel.v1.UploadReceiptH\x00\x42\x06\n\x04kind\"\x1e\n\x0cUploadPermit\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"2\n\rUploadReceipt\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"2\n\x10SealRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\"6\n\x11SealRoundResponse\x12!\n\x07reports\x18\x01 \x03(\x0b\x32\x10.fedel.v1.Report\"E\n\x12\x43ommitRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x0f\n\x07\x63lients\x18\x03 \x03(\t\"\x9d\x01\n\x13\x43ommitRoundResponse\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x0f\n\x07tensors\x18\x02 \x03(\t\x12\x1d\n\x11global_importance\x18\x03 \x03(\x01\x42\x02\x10\x01\x12\x17\n\x0bnum_clients\x18\x04 \x03(\x05\x42\x02\x10\x01\x12\x14\n\x0c\x66old_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x63ommit_seconds\x18\x06 \x01(\x01\"A\n\x12KeepVersionRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\r\n\x05label\x18\x03 \x01(\t\"\x15\n\x13KeepVersionResponse2\xce\x03\n\x11\x41ggregatorService\x12L\n\x0b\x43reateModel\x12\x1c.fedel.v1.CreateModelRequest\x1a\x1d.fedel.v1.CreateModelResponse(\x01\x12\x43\n\x08GetModel\x12\x19.fedel.v1.GetModelRequest\x1a\x1a.fedel.v1.GetModelResponse0\x01\x12H\n\tPutUpdate\x12\x1a.fedel.v1.PutUpdateRequest\x1a\x1b.fedel.v1.PutUpdateResponse(\x01\x30\x01\x12\x44\n\tSealRound\x12\x1a.fedel.v1.SealRoundRequest\x1a\x1b.fedel.v1.SealRoundResponse\x12J\n\x0b\x43ommitRound\x12\x1c.fedel.v1.CommitRoundRequest\x1a\x1d.fedel.v1.CommitRoundResponse\x12J\n\x0bKeepVersion\x12\x1c.fedel.v1.KeepVersionRequest\x1a\x1d.fedel.v1.KeepVersionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,37 +40,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEMODELREQUEST']._serialized_start=82
   _globals['_CREATEMODELREQUEST']._serialized_end=185
   _globals['_MODELHEADER']._serialized_start=188
-  _globals['_MODELHEADER']._serialized_end=356
-  _globals['_CREATEMODELRESPONSE']._serialized_start=358
-  _globals['_CREATEMODELRESPONSE']._serialized_end=396
-  _globals['_GETMODELREQUEST']._serialized_start=398
-  _globals['_GETMODELREQUEST']._serialized_end=467
-  _globals['_GETMODELRESPONSE']._serialized_start=469
-  _globals['_GETMODELRESPONSE']._serialized_end=572
-  _globals['_MODELCONTENT']._serialized_start=574
-  _globals['_MODELCONTENT']._serialized_end=648
-  _globals['_PUTUPDATEREQUEST']._serialized_start=650
-  _globals['_PUTUPDATEREQUEST']._serialized_end=752
-  _globals['_UPDATEHEADER']._serialized_start=754
-  _globals['_UPDATEHEADER']._serialized_end=874
-  _globals['_PUTUPDATERESPONSE']._serialized_start=876
-  _globals['_PUTUPDATERESPONSE']._serialized_end=989
-  _globals['_UPLOADPERMIT']._serialized_start=991
-  _globals['_UPLOADPERMIT']._serialized_end=1021
-  _globals['_UPLOADRECEIPT']._serialized_start=1023
-  _globals['_UPLOADRECEIPT']._serialized_end=1073
-  _globals['_SEALROUNDREQUEST']._serialized_start=1075
-  _globals['_SEALROUNDREQUEST']._serialized_end=1125
-  _globals['_SEALROUNDRESPONSE']._serialized_start=1127
-  _globals['_SEALROUNDRESPONSE']._serialized_end=1181
-  _globals['_COMMITROUNDREQUEST']._serialized_start=1183
-  _globals['_COMMITROUNDREQUEST']._serialized_end=1252
-  _globals['_COMMITROUNDRESPONSE']._serialized_start=1255
-  _globals['_COMMITROUNDRESPONSE']._serialized_end=1412
-  _globals['_KEEPVERSIONREQUEST']._serialized_start=1414
-  _globals['_KEEPVERSIONREQUEST']._serialized_end=1479
-  _globals['_KEEPVERSIONRESPONSE']._serialized_start=1481
-  _globals['_KEEPVERSIONRESPONSE']._serialized_end=1502
-  _globals['_AGGREGATORSERVICE']._serialized_start=1505
-  _globals['_AGGREGATORSERVICE']._serialized_end=1967
+  _globals['_MODELHEADER']._serialized_end=381
+  _globals['_CREATEMODELRESPONSE']._serialized_start=383
+  _globals['_CREATEMODELRESPONSE']._serialized_end=421
+  _globals['_GETMODELREQUEST']._serialized_start=423
+  _globals['_GETMODELREQUEST']._serialized_end=492
+  _globals['_GETMODELRESPONSE']._serialized_start=494
+  _globals['_GETMODELRESPONSE']._serialized_end=597
+  _globals['_MODELCONTENT']._serialized_start=599
+  _globals['_MODELCONTENT']._serialized_end=673
+  _globals['_PUTUPDATEREQUEST']._serialized_start=675
+  _globals['_PUTUPDATEREQUEST']._serialized_end=777
+  _globals['_UPDATEHEADER']._serialized_start=779
+  _globals['_UPDATEHEADER']._serialized_end=899
+  _globals['_PUTUPDATERESPONSE']._serialized_start=901
+  _globals['_PUTUPDATERESPONSE']._serialized_end=1014
+  _globals['_UPLOADPERMIT']._serialized_start=1016
+  _globals['_UPLOADPERMIT']._serialized_end=1046
+  _globals['_UPLOADRECEIPT']._serialized_start=1048
+  _globals['_UPLOADRECEIPT']._serialized_end=1098
+  _globals['_SEALROUNDREQUEST']._serialized_start=1100
+  _globals['_SEALROUNDREQUEST']._serialized_end=1150
+  _globals['_SEALROUNDRESPONSE']._serialized_start=1152
+  _globals['_SEALROUNDRESPONSE']._serialized_end=1206
+  _globals['_COMMITROUNDREQUEST']._serialized_start=1208
+  _globals['_COMMITROUNDREQUEST']._serialized_end=1277
+  _globals['_COMMITROUNDRESPONSE']._serialized_start=1280
+  _globals['_COMMITROUNDRESPONSE']._serialized_end=1437
+  _globals['_KEEPVERSIONREQUEST']._serialized_start=1439
+  _globals['_KEEPVERSIONREQUEST']._serialized_end=1504
+  _globals['_KEEPVERSIONRESPONSE']._serialized_start=1506
+  _globals['_KEEPVERSIONRESPONSE']._serialized_end=1527
+  _globals['_AGGREGATORSERVICE']._serialized_start=1530
+  _globals['_AGGREGATORSERVICE']._serialized_end=1992
 # @@protoc_insertion_point(module_scope)
