@@ -85,7 +85,7 @@ class Protection:
     noise_multiplier: float = 0.0
     """Differential privacy: noise of this many times ``clip_norm`` on the sum of the changes. 0: none."""
     num_expected: int = 0
-    """With noise, the sum of the changes is divided by this, whoever takes part: the expected participants."""
+    """With noise, the sum of the changes is always divided by this: the participants that are expected."""
     delta: float = 1e-5
     """With noise, the probability for which ``epsilon`` does not hold; well below 1 / number of clients."""
     secure: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedel import privacy
 from fedel.core import timing
 from fedel.job import RunConfig
 from fedel.strategies import build, protection
@@ -55,6 +56,7 @@ class RoundPlanner:
         self.spec = spec
         self.strategy = strategy or build(run.strategy)
         protection.check(self.strategy, spec, run.protection)
+        privacy.check_installed(run.protection)
         self.scope = clock_of(self.strategy, default_clock)
 
     def plan(self, handover: Handover, clients: Sequence[ClientView]) -> Plan:

@@ -35,9 +35,8 @@ class RoundStart:
 
 def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
     """Refuse a protection that does not go with the method or the model."""
-    own_fold = not isinstance(strategy.fold(spec), MeanFold)
     needs_mean = protection.fold != "mean" or protection.noise_multiplier or protection.secure
-    if needs_mean and own_fold:
+    if needs_mean and not isinstance(strategy.fold(spec), MeanFold):
         raise ConfigError(
             f"[protection]: '{strategy.name}' has a fold of its own; only clip_norm works with it. The other "
             "options replace the mean of a method that takes one, such as fedel or fedavg"

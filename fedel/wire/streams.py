@@ -136,7 +136,7 @@ def model_header(
     late: str = "refuse",
     protection: Mapping[str, Any] | None = None,
 ) -> pb.ModelHeader:
-    """The first message of ``push_model``; ``strategy`` and ``protection`` are tables of the run's configuration,
+    """The first message of ``push_model``. ``strategy`` and ``protection`` are tables of the configuration,
     ``spec`` is that of the whole model."""
     return pb.ModelHeader(
         run=run,
