@@ -126,6 +126,10 @@ class RunConfig:
     trainer: str = "fedel.training.factory:make_trainer"
     """The function that builds the trainer on a device: ``package.module:function``."""
 
+    def __post_init__(self) -> None:
+        if self.protection.secure and self.rounds.late != "refuse":
+            raise ValueError("protection.secure needs rounds.late = 'refuse': a mask is good for one round")
+
     @staticmethod
     def parse(table: Mapping[str, Any], where: str = "job") -> RunConfig:
         return config.parse(RunConfig, table, where)

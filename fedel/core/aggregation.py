@@ -49,7 +49,7 @@ class Sums:
     """
 
     def __init__(self, bits: int) -> None:
-        self._bits = bits
+        self.bits = bits
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._num_updates = 0
         self.tensors: dict[str, ExactSum] = {}
@@ -58,7 +58,7 @@ class Sums:
         magnitudes = self.check(patches, weight)
         for name, patch in patches.items():
             if name not in self.tensors:
-                self.tensors[name] = ExactSum(self._shapes.get(name, patch.values.shape), self._bits)
+                self.tensors[name] = ExactSum(self._shapes.get(name, patch.values.shape), self.bits)
         for name, patch in patches.items():
             self.tensors[name].add(patch.values, weight, patch.where, magnitudes[name])
         self._num_updates += 1
@@ -81,7 +81,7 @@ class Sums:
             raise UpdateRefused(
                 "not_finite", f"tensor '{name}' holds NaN or Inf: training diverged, try a lower learning rate"
             )
-        if magnitude * weight * 2.0**self._bits >= WORD:
+        if magnitude * weight * 2.0**self.bits >= WORD:
             raise UpdateRefused(
                 "range",
                 f"tensor '{name}' holds {magnitude:g}, too large to average exactly with weight {weight:g}: "
@@ -130,6 +130,7 @@ class MaskedMean:
         self._sums = Sums(WEIGHTED_BITS if weighted else UNIT_BITS)
         self._sums.expect(shapes or {})
         self._absent_counts = absent_counts
+        self.bits = self._sums.bits
         self._weight = Fraction(0)
 
     def add(self, patches: Mapping[str, Patch], weight: float = 1.0) -> None:
@@ -140,6 +141,11 @@ class MaskedMean:
     def check(self, patches: Mapping[str, Patch], weight: float = 1.0) -> None:
         """Refuse what ``add`` would refuse."""
         self._sums.check(patches, weight)
+
+    def add_sum(self, name: str, total: NDArray[np.int64], shape: tuple[int, ...], weight: int) -> None:
+        """Fold in what clients have summed up themselves: ``fixed_point`` of a tensor, and their weight."""
+        sums = self._sums.tensors.setdefault(name, ExactSum(shape, self._sums.bits))
+        sums.add_sum(total, weight)
 
     def finish(self, model: Tensors) -> dict[str, Array]:
         """The next model, or the next values of the part of it that ``model`` holds."""

@@ -70,6 +70,11 @@ class WideSums:
         return upper + (words & _LOW_MASK).astype(np.float64)
 
 
+def fixed_point(values: Array, weight: float, bits: int) -> NDArray[np.int64]:
+    """``weight * values`` as whole numbers of 2^-bits, rounded as an ``ExactSum`` rounds."""
+    return np.rint(values * np.float64(weight * 2.0**bits)).astype(np.int64)
+
+
 class ExactSum:
     """The weighted sum of one tensor's patches, and the weight each of its values got.
 
@@ -93,8 +98,14 @@ class ExactSum:
             return
         if self.part_weights is None:
             self.part_weights = WideSums(self.shape)
-        self._total.low[where] += np.rint(values * np.float64(scale)).astype(np.int64)
+        self._total.low[where] += fixed_point(values, weight, self._bits)
         self.part_weights.add(round(weight * 2.0**COUNT_BITS), where)
+
+    def add_sum(self, total: NDArray[np.int64], weight: int) -> None:
+        """Add what others have summed up: ``fixed_point`` of whole tensors, and their weight."""
+        self._total.make_room(float(np.abs(total.astype(np.float64)).max(initial=0.0)))
+        self._total.low += total.reshape(self._total.low.shape)
+        self.whole_weight += weight
 
     def _add_whole(self, values: Array, scale: float, magnitude: float) -> None:
         # In chunks, so that the float64 scratch stays in the cache and never grows with the tensor.

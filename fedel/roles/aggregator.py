@@ -17,6 +17,7 @@ from fedel.core.importance import global_change
 from fedel.errors import UpdateRefused, VersionRefused
 from fedel.job import Protection
 from fedel.strategies.protection import RoundStart, protected_fold
+from fedel.strategies.secure_fold import SecureFold
 from fedel.types import ModelSpec, Strategy, Tensors, Update
 
 
@@ -173,6 +174,16 @@ class RoundFold:
         for name in update.patches:
             self._num_clients[name] += 1
 
+    def invite(self, clients: Collection[str]) -> None:
+        """These got a task: what secure aggregation has to know before any update."""
+        if isinstance(self._fold, SecureFold):
+            self._fold.invite(clients)
+
+    def drop(self, update: Update) -> None:
+        """The client is gone before it could send this update, but after it named its tensors."""
+        if isinstance(self._fold, SecureFold):
+            self._fold.drop(update.report.client, list(update.patches))
+
     def _check(self, update: Update) -> None:
         for name, patch in update.patches.items():
             spec = self._spec.by_name.get(name)
@@ -194,7 +205,9 @@ class RoundFold:
         _check_finite(folded.model, model)
         _check_finite(folded.state, state)
         change = global_change(folded.model, model)
-        return Closed(folded.model, folded.state, change, dict(self._num_clients))
+        summed = self._fold.num_clients if isinstance(self._fold, SecureFold) else self._num_clients
+        num_clients = {tensor: summed.get(tensor, 0) for tensor in self._num_clients}
+        return Closed(folded.model, folded.state, change, num_clients)
 
 
 def _check_finite(new: Tensors, old: Tensors) -> None:

@@ -13,6 +13,7 @@ from fedel.core.robust import MEDIAN, Clip, trimmed_mean
 from fedel.errors import ConfigError
 from fedel.job import Protection
 from fedel.strategies.base import MeanFold
+from fedel.strategies.secure_fold import SecureFold
 from fedel.types import Array, Fold, Folded, ModelSpec, Patch, Role, Strategy, Tensors, Update
 
 _SLACK = 1 - 1e-6
@@ -36,16 +37,31 @@ class RoundStart:
 def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
     """Refuse a protection that does not go with the method or the model."""
     needs_mean = protection.fold != "mean" or protection.noise_multiplier or protection.secure
-    if needs_mean and not isinstance(strategy.fold(spec), MeanFold):
+    fold = strategy.fold(spec) if needs_mean else None
+    if needs_mean and not isinstance(fold, MeanFold):
         raise ConfigError(
             f"[protection]: '{strategy.name}' has a fold of its own; only clip_norm works with it. The other "
             "options replace the mean of a method that takes one, such as fedel or fedavg"
+        )
+    if protection.secure and isinstance(fold, MeanFold) and fold.absent_counts:
+        raise ConfigError(
+            f"[protection] secure: '{strategy.name}' counts tensors that were not sent, and of these there is"
+            " no sum; set strategy.mask_aware = true"
         )
     statistics = [t.name for t in spec.tensors if t.role is Role.BUFFER]
     if protection.noise_multiplier and statistics:
         raise ConfigError(
             f"[protection] noise_multiplier: the model has batch-norm statistics ('{statistics[0]}'), which"
             " noise makes useless; take a model without batch norm (workload.model_options.batch_norm = false)"
+        )
+
+
+def check_deployable(protection: Protection) -> None:
+    """Refuse what only a simulation can do."""
+    if protection.secure:
+        raise ConfigError(
+            "[protection] secure: secure aggregation runs in simulations only, agents do not have it yet;"
+            " remove the key, or use `fedel simulate`"
         )
 
 
@@ -56,6 +72,8 @@ def protected_fold(
     fold = strategy.fold(spec)
     if protection == Protection() or start is None:
         return fold
+    if protection.secure:
+        return SecureFold(spec, strategy.weighting, start.round_num, start.secret)
     limit = protection.clip_norm * math.sqrt(start.share)
     clip = Clip(start.model, limit) if limit else None
     if protection.noise_multiplier:

@@ -11,7 +11,7 @@ from fedel import config
 from fedel.files import write_atomic
 from fedel.job import Protection
 from fedel.roles.aggregator import RoundFold
-from fedel.strategies.protection import RoundStart, check
+from fedel.strategies.protection import RoundStart, check, check_deployable
 from fedel.types import Array, ModelSpec, Strategy
 from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire.codec import spec_from_pb
@@ -26,6 +26,7 @@ def protection_of(header: ModelHeader, strategy: Strategy, spec: ModelSpec) -> P
     table = json.loads(header.protection_json or "{}")
     protection = config.parse(Protection, table, "[protection]")
     check(strategy, spec, protection)
+    check_deployable(protection)
     return protection
 
 

@@ -85,3 +85,9 @@ async def test_a_private_round_is_the_same_after_a_restart(tmp_path):
         await close(stub, 0)
         made = await fetch_model(stub, "run")
     assert bits(fold.finish(model, {}).model) == bits(made.tensors)
+
+
+@asynchronous
+async def test_secure_is_for_simulations(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        assert ("INVALID_ARGUMENT", "header") == await refusal(create(stub, protection={"secure": True}))
