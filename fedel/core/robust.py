@@ -17,8 +17,8 @@ from fedel.types import Array, Patch, Tensors
 
 MEDIAN = 0.5
 """Trim so much at both ends, and the median is left."""
-_ROOM = 1 << 21
-"""Numbers that are sorted at a time: 16 MB."""
+_ROOM = 1 << 18
+"""Numbers that are sorted at a time: 2 MB, and as much again a few times while they are."""
 
 
 @dataclass(frozen=True)
