@@ -2,7 +2,7 @@
 
     python -m benchmarks.protection
 
-Simulates FedEL on the digits that come with scikit-learn, without and with one client among 40 that lies: it
+Simulates FedEL on the digits that come with scikit-learn, without and with one client among 30 that lies: it
 sends 50 times its change, with the sign turned.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedel.strategies.base import WrappedTrainer
 from fedel.training.trainer import TorchTrainer
 from fedel.types import Patch, Tensors, Trained, TrainSpec
 
-NUM_CLIENTS = 40
+NUM_CLIENTS = 30
 JOB: dict[str, Any] = {
     "seed": 1,
     "strategy": {"name": "fedel"},
@@ -39,7 +40,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clip_norm = 1": CLIP,
     "trimmed_mean, trim = 0.1": {"fold": "trimmed_mean"},
     "median": {"fold": "median"},
-    "median, clip_norm = 1": {"fold": "median", **CLIP},
     "noise_multiplier = 0.1": {**NOISE, "noise_multiplier": 0.1},
     "noise_multiplier = 0.5": {**NOISE, "noise_multiplier": 0.5},
     "noise_multiplier = 2": {**NOISE, "noise_multiplier": 2.0},
@@ -80,10 +80,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--only", nargs="*", default=list(OPTIONS))
     arguments = parser.parse_args()
-    _say("option", "accuracy", "with a liar", "epsilon", "MB up", "seconds")
+    _say("option", "accuracy", "with a liar", "epsilon", "MB up", "CPU seconds")
     _say(*["---"] * 6)
     for name in arguments.only:
+        begin = time.process_time()
         fair = [_play(name, arguments.rounds, seed, False) for seed in arguments.seeds]
+        seconds = (time.process_time() - begin) / len(fair)
         lied = [_play(name, arguments.rounds, seed, True) for seed in arguments.seeds if name in ATTACKED]
         epsilon = fair[0].epsilon
         _say(
@@ -92,7 +94,7 @@ def main() -> None:
             _accuracy(lied) if lied else "",
             "" if epsilon is None else f"{epsilon:.1f}",
             f"{np.mean([result.bytes_up for result in fair]) / 1e6:.1f}",
-            f"{np.mean([result.wall_seconds for result in fair]):.0f}",
+            f"{seconds:.1f}",
         )
 
 

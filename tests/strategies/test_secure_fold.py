@@ -40,6 +40,12 @@ def test_fedavg_has_the_bits_of_a_plain_run(faults: Script | None) -> None:
     assert [r.tensor_clients for r in plain.records] == [r.tensor_clients for r in secure.records]
 
 
+def test_a_simulation_ends_if_a_third_is_gone() -> None:
+    gone = Script(broken={0: ["client-0", "client-2", "client-5"]})
+    with pytest.raises(UpdateRefused, match="4 clients stayed to the end, 5 are needed"):
+        run("fedavg", True, gone)
+
+
 def test_fedel_sums_what_enough_clients_trained() -> None:
     plain, secure = run("fedel", False, num_rounds=1), run("fedel", True, num_rounds=1)
     (before,) = secure.models
