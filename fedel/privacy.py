@@ -9,8 +9,8 @@ from fedel.errors import ConfigError
 from fedel.job import Protection
 
 _STEP = 1e-4
-"""Of the accountant's grid, as a share of epsilon. It rounds up, so that epsilon is never too small; a finer grid
-takes longer."""
+"""Of the accountant's grid, as a share of epsilon. It rounds up, so that epsilon is never too small; a finer
+grid takes longer."""
 
 
 def check_installed(protection: Protection) -> None:
