@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from fedel import config
 from fedel.types import LocalWork
 
 LATE_POLICIES = ("refuse", "next")
+FOLDS = ("mean", "trimmed_mean", "median")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,46 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Protection:
+    """Against clients that lie, and for the privacy of clients (docs/privacy.md)."""
+
+    clip_norm: float = 0.0
+    """The largest norm of a client's change per round; larger changes are scaled down to it. 0: no limit."""
+    fold: str = "mean"
+    """``mean`` as the method has it, or of every value the ``trimmed_mean`` or ``median`` over the clients that
+    trained it. These two keep a round's updates to its end: an aggregator on disk, a simulation in memory."""
+    trim: float = 0.1
+    """Share of the clients that ``trimmed_mean`` leaves out at each end, rounded up."""
+    noise_multiplier: float = 0.0
+    """Differential privacy: noise of this many times ``clip_norm`` on the sum of the changes. 0: none."""
+    num_expected: int = 0
+    """With noise, the sum of the changes is always divided by this: the participants that are expected."""
+    delta: float = 1e-5
+    """With noise, the probability for which ``epsilon`` does not hold; well below 1 / number of clients."""
+    secure: bool = False
+    """Secure aggregation: the server learns the sum of the updates and no single one. Simulations only."""
+
+    def __post_init__(self) -> None:
+        if self.fold not in FOLDS:
+            raise ValueError(f"fold = {self.fold!r} is not one of: {', '.join(FOLDS)}")
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"trim = {self.trim:g}: at least 0 and below 0.5; or take fold = 'median'")
+        if min(self.clip_norm, self.noise_multiplier) < 0 or not 0 < self.delta < 1:
+            raise ValueError("clip_norm and noise_multiplier are not negative, and delta is between 0 and 1")
+        if not math.isfinite(self.clip_norm + self.noise_multiplier):
+            raise ValueError("clip_norm and noise_multiplier are numbers; 0 switches them off")
+        if self.noise_multiplier and not (self.clip_norm and self.num_expected > 0):
+            raise ValueError(
+                "noise_multiplier needs clip_norm, which bounds what a client changes, and num_expected, the"
+                " number of clients that are expected in a round"
+            )
+        if self.noise_multiplier and self.fold != "mean":
+            raise ValueError(f"noise_multiplier does not go with fold = {self.fold!r}, only with the mean")
+        if self.secure and (self.clip_norm or self.fold != "mean"):
+            raise ValueError("secure goes with no other protection: the server sees no update to clip or trim")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A job."""
 
@@ -84,8 +126,13 @@ class RunConfig:
     rounds: Rounds = field(default_factory=Rounds)
     budget: Budget = field(default_factory=Budget)
     work: LocalWork = field(default_factory=LocalWork)
+    protection: Protection = field(default_factory=Protection)
     trainer: str = "fedel.training.factory:make_trainer"
     """The function that builds the trainer on a device: ``package.module:function``."""
+
+    def __post_init__(self) -> None:
+        if self.protection.secure and self.rounds.late != "refuse":
+            raise ValueError("protection.secure needs rounds.late = 'refuse': a mask is good for one round")
 
     @staticmethod
     def parse(table: Mapping[str, Any], where: str = "job") -> RunConfig:

@@ -111,6 +111,8 @@ class RoundRecord:
     """Clients whose update was refused or never came, with the reason."""
     wall_seconds: float | None = None
     """Seconds the simulation of the round took on this machine."""
+    epsilon: float | None = None
+    """Privacy that a client has spent if it took part in every round so far; ``None`` without noise."""
 
     @property
     def tested(self) -> bool:
@@ -174,6 +176,8 @@ class RunResult:
     """Where the timing profile of a simulation came from."""
     partition: str = ""
     """Digest of how a simulation split the data."""
+    epsilon: float | None = None
+    """Of the last round."""
 
     def to_json(self) -> str:
         return to_json(self, pretty=True) + "\n"
@@ -252,4 +256,5 @@ def run_result(
         versions=ours | dict(versions or {}),
         profile=profile or {},
         partition=partition,
+        epsilon=records[-1].epsilon if records else None,
     )

@@ -10,6 +10,7 @@ from fedel_edge.config import AgentConfig
 
 from fedel import config
 from fedel.cli.local import read_job
+from fedel.job import Protection
 
 ROOT = Path(__file__).parents[1]
 FOR_SCRIPTS = {"port_file", "http_port_file"}
@@ -30,3 +31,10 @@ def test_jobs_parse(path):
     job, fleet = read_job(ROOT / path, [])
     assert job.rounds.num_rounds > 0
     assert fleet.slowdowns
+
+
+def test_the_simulation_explains_every_protection():
+    lines = (ROOT / "configs" / "simulation.toml").read_text(encoding="utf-8").partition("# [protection]")[2]
+    section = lines.partition("\n\n")[0].splitlines()[1:]
+    keys = [line.removeprefix("# ").partition(" =")[0] for line in section]
+    assert [field.name for field in dataclasses.fields(Protection)] == keys

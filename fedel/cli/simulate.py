@@ -107,6 +107,7 @@ def _summary(result: RunResult) -> str:
         f"{_duration(result.virtual_seconds or 0.0)} on the virtual clock ({result.scope}), "
         f"{_duration(result.wall_seconds)} here; "
         f"{result.bytes_up / 1e6:.1f} MB up, {result.bytes_down / 1e6:.1f} MB down"
+        + ("" if result.epsilon is None else f"; epsilon {result.epsilon:.2f}")
     )
 
 

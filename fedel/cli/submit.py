@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +35,8 @@ async def create(
     async with connect(address, tls) as channel:
         coordinator = CoordinatorServiceStub(channel)
         shards = (await _answer_of(address, coordinator.ListAggregators(pb.ListAggregatorsRequest()))).addresses
-        header = model_header(run, dict(job.strategy), spec, job.rounds.keep_every, job.rounds.late)
+        rounds, protection = job.rounds, asdict(job.protection)
+        header = model_header(run, dict(job.strategy), spec, rounds.keep_every, rounds.late, protection)
         for shard, names in zip(shards, assign(spec, len(shards)), strict=True):
             async with connect(shard, tls) as bulk:
                 stub = AggregatorServiceStub(bulk)

@@ -1,7 +1,7 @@
 """How updates become the next model: means over the clients that trained each value (paper, section 4.3).
 
-Sums are kept in 64-bit fixed point, where addition is associative: the result has the same bits whatever
-the order in which updates arrive, so a retry or a restart changes nothing. What is added is rounded to
+Sums are kept in fixed point (``exact_sum.py``), where addition is associative: the result has the same bits
+whatever the order in which updates arrive, so a retry or a restart changes nothing. What is added is rounded to
 2^-40 (2^-30 where clients carry weights other than 1, which then divide out again), far below the precision
 of the float32 values that go in and come out. Memory is one accumulator, whatever the number of clients.
 """
@@ -10,143 +10,98 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedel.core.exact_sum import CHUNK, COUNT_BITS, MAX_UPDATES, WORD, ExactSum, WideSums
 from fedel.errors import UpdateRefused
 from fedel.types import Array, Patch, Tensors, Where
 
 UNIT_BITS = 40
-"""Fraction bits where every client counts 1: sums up to 8 million."""
+"""Fraction bits where every client counts 1: values up to 4 million."""
 WEIGHTED_BITS = 30
-"""Fraction bits where weights are sample counts: sums of weight * value up to 8 billion."""
-_COUNT_BITS = 28
-_CHUNK = 1 << 16
-_ROUNDER = np.float64(1.5 * 2.0**52)
-"""Added to a number below 2^51, it leaves the nearest whole number, ties to even, in the sum's low bits."""
-_ROUNDER_BITS = int(_ROUNDER.view(np.int64))
-
-
-class ExactSum:
-    """The weighted sum of one tensor's patches, and the weight each of its values got."""
-
-    def __init__(self, shape: tuple[int, ...], bits: int) -> None:
-        # Even a single number lies in an array: what is added there may wrap around without a warning.
-        self._total: NDArray[np.int64] = np.zeros(shape or (1,), dtype=np.int64)
-        self._shape, self._bits = shape, bits
-        self._excess = 0
-        """What every sum has too much, modulo 2^64: the upper bits of the rounders in it."""
-        self.bound = 0.0
-        """No sum in here is larger."""
-        self.whole_weight = Fraction(0)
-        self.part_weights: NDArray[np.int64] | None = None
-        """Weights of the patches that covered only a part, element by element."""
-
-    def add(self, values: Array, weight: float, where: Where, magnitude: float) -> None:
-        """Add ``weight * values`` at ``where``; ``magnitude`` is the largest absolute value among them."""
-        self.bound += magnitude * weight
-        scale = weight * 2.0**self._bits
-        if where is None:
-            self.whole_weight += Fraction(weight)
-            self._add_whole(values, scale, magnitude)
-            return
-        if self.part_weights is None:
-            self.part_weights = np.zeros(self._shape, dtype=np.int64)
-        self._total[where] += np.rint(values * np.float64(scale)).astype(np.int64)
-        self.part_weights[where] += round(weight * 2.0**_COUNT_BITS)
-
-    def _add_whole(self, values: Array, scale: float, magnitude: float) -> None:
-        # In chunks, so that the float64 scratch stays in the cache and never grows with the tensor.
-        total, flat = self._total.reshape(-1), np.ascontiguousarray(values).reshape(-1)
-        scratch = np.empty(min(_CHUNK, flat.size))
-        small = magnitude * scale < 2.0**51
-        for start in range(0, flat.size, _CHUNK):
-            sums = total[start : start + _CHUNK]
-            scaled = scratch[: sums.size]
-            scaled[...] = flat[start : start + _CHUNK]
-            scaled *= scale
-            if small:
-                # The bits of the rounded number go in as they are; one subtraction at the end is enough.
-                scaled += _ROUNDER
-                sums += scaled.view(np.int64)
-            else:
-                sums += np.rint(scaled).astype(np.int64)
-        self._excess += _ROUNDER_BITS if small else 0
-
-    def _exact(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
-        excess: NDArray[np.int64] = np.array([self._excess % 2**64], np.uint64).view(np.int64)
-        return sums - excess
-
-    def total(self) -> NDArray[np.float64]:
-        exact = self._exact(self._total).reshape(self._shape)
-        return np.multiply(exact, 2.0**-self._bits, dtype=np.float64)
-
-    def whole_mean(self, dtype: np.dtype[Any]) -> Array:
-        """``total / weight`` where every patch covered the whole tensor; in chunks, as it was added."""
-        mean = np.empty(self._shape, dtype)
-        total, flat, weight = self._total.reshape(-1), mean.reshape(-1), float(self.whole_weight)
-        for start in range(0, flat.size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            exact = self._exact(total[part])
-            np.divide(exact, weight * 2.0**self._bits, out=flat[part], casting="same_kind")
-        return mean
-
-    def weights(self) -> NDArray[np.float64] | float:
-        """The weight behind each value: one number, or an array where patches covered parts."""
-        if self.part_weights is None:
-            return float(self.whole_weight)
-        return np.multiply(self.part_weights, 2.0**-_COUNT_BITS, dtype=np.float64) + float(self.whole_weight)
-
-
-def fits(bound: float, more: float, bits: int) -> bool:
-    """Whether so much can be added to sums up to ``bound`` without leaving their range."""
-    return (bound + more) * 2.0**bits < 2.0**62
+"""Fraction bits where weights are sample counts: weight * value up to 4 billion."""
+MAX_WEIGHT = WORD / 2**COUNT_BITS
+"""What a client may count: 17 billion. With FedNova also divided by its effective steps, and where it trained
+parts of tensors, multiplied by them."""
 
 
 def _magnitude(values: Array) -> float:
     """The largest absolute value, NaN if there is one; in chunks, so that the second look finds the cache."""
     flat = values.reshape(-1)
-    parts = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
+    parts = (flat[start : start + CHUNK] for start in range(0, flat.size, CHUNK))
     return float(np.max([max(part.max(), -part.min()) for part in parts], initial=0.0))
 
 
-class _Sums:
-    """The sums of a round's tensors, with the checks that every update must pass before any of it counts."""
+def _shape_at(shape: tuple[int, ...], where: Where) -> tuple[int, ...] | None:
+    """The shape of what ``where`` indexes; ``None`` if it is outside."""
+    try:
+        return np.broadcast_to(np.int8(0), shape)[where].shape
+    except IndexError:
+        return None
+
+
+class Sums:
+    """The sums of a round's tensors, with the checks that every update must pass before any of it counts.
+
+    A bound holds for each update by itself, never for what others left: who comes first changes nothing.
+    """
 
     def __init__(self, bits: int) -> None:
-        self._bits = bits
+        self.bits = bits
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._num_updates = 0
         self.tensors: dict[str, ExactSum] = {}
 
     def add(self, patches: Mapping[str, Patch], weight: float) -> None:
         magnitudes = self.check(patches, weight)
         for name, patch in patches.items():
             if name not in self.tensors:
-                self.tensors[name] = ExactSum(self._shapes.get(name, patch.values.shape), self._bits)
+                self.tensors[name] = ExactSum(self._shapes.get(name, patch.values.shape), self.bits)
+        for name, patch in patches.items():
             self.tensors[name].add(patch.values, weight, patch.where, magnitudes[name])
+        self._num_updates += 1
 
     def check(self, patches: Mapping[str, Patch], weight: float) -> dict[str, float]:
         """The largest absolute value of each patch; refused if one of them cannot be added."""
-        if not (np.isfinite(weight) and weight > 0):
-            raise UpdateRefused("weight", f"an update cannot count {weight!r} times: it needs a weight above 0")
+        if not (np.isfinite(weight) and 0 < weight < MAX_WEIGHT):
+            raise UpdateRefused(
+                "weight",
+                f"an update cannot count {weight!r} times: its weight must be above 0 and below {MAX_WEIGHT:g}",
+            )
+        if self._num_updates >= MAX_UPDATES:
+            raise UpdateRefused("full", f"a round takes at most {MAX_UPDATES} updates: have fewer participants")
         return {name: self._check(name, patch, weight) for name, patch in patches.items()}
 
     def _check(self, name: str, patch: Patch, weight: float) -> float:
+        self._check_shape(name, patch)
         magnitude = _magnitude(patch.values)
         if not np.isfinite(magnitude):
             raise UpdateRefused(
                 "not_finite", f"tensor '{name}' holds NaN or Inf: training diverged, try a lower learning rate"
             )
-        sum_ = self.tensors.get(name)
-        if sum_ is None and patch.where is not None and name not in self._shapes:
-            raise UpdateRefused("unknown_tensor", f"a patch of tensor '{name}', which the model does not have")
-        if not fits(sum_.bound if sum_ else 0.0, magnitude * weight, self._bits):
+        if magnitude * weight * 2.0**self.bits >= WORD:
             raise UpdateRefused(
-                "range", f"tensor '{name}' holds {magnitude:g}, too large to average exactly: training diverged"
+                "range",
+                f"tensor '{name}' holds {magnitude:g}, too large to average exactly with weight {weight:g}: "
+                "training diverged, try a lower learning rate",
             )
         return magnitude
+
+    def _check_shape(self, name: str, patch: Patch) -> None:
+        known = self.tensors.get(name)
+        shape = known.shape if known else self._shapes.get(name)
+        if patch.where is None:
+            fits = shape is None or patch.values.shape == shape
+        elif shape is None:
+            raise UpdateRefused("unknown_tensor", f"a patch of tensor '{name}', which the model does not have")
+        else:
+            fits = patch.values.shape == _shape_at(shape, patch.where)
+        if not fits:
+            raise UpdateRefused(
+                "shape", f"the values of tensor '{name}' are {patch.values.shape}, which do not fit {shape}"
+            )
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes.update(shapes)
@@ -172,9 +127,10 @@ class MaskedMean:
     ) -> None:
         """``shapes`` of the full tensors are needed where patches cover parts. With ``absent_counts`` a client
         that did not send a tensor counts as if it had sent the old value (PyramidFL's zero deltas)."""
-        self._sums = _Sums(WEIGHTED_BITS if weighted else UNIT_BITS)
+        self._sums = Sums(WEIGHTED_BITS if weighted else UNIT_BITS)
         self._sums.expect(shapes or {})
         self._absent_counts = absent_counts
+        self.bits = self._sums.bits
         self._weight = Fraction(0)
 
     def add(self, patches: Mapping[str, Patch], weight: float = 1.0) -> None:
@@ -185,6 +141,11 @@ class MaskedMean:
     def check(self, patches: Mapping[str, Patch], weight: float = 1.0) -> None:
         """Refuse what ``add`` would refuse."""
         self._sums.check(patches, weight)
+
+    def add_sum(self, name: str, total: NDArray[np.int64], shape: tuple[int, ...], weight: int) -> None:
+        """Fold in what clients have summed up themselves: ``fixed_point`` of a tensor, and their weight."""
+        sums = self._sums.tensors.setdefault(name, ExactSum(shape, self._sums.bits))
+        sums.add_sum(total, weight)
 
     def finish(self, model: Tensors) -> dict[str, Array]:
         """The next model, or the next values of the part of it that ``model`` holds."""
@@ -216,7 +177,7 @@ class NormalisedMean:
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
-        self._scaled = _Sums(WEIGHTED_BITS)
+        self._scaled = Sums(WEIGHTED_BITS)
         self._shapes = shapes or {}
         self._scaled.expect(self._shapes)
         self._weights: dict[str, _Weights] = {}
@@ -224,6 +185,12 @@ class NormalisedMean:
     def add(self, patches: Mapping[str, Patch], weight: float, effective_steps: float) -> None:
         if not (np.isfinite(effective_steps) and effective_steps > 0):
             raise UpdateRefused("steps", f"{effective_steps!r} effective steps: FedNova needs a number above 0")
+        for name, patch in patches.items():
+            if weight * effective_steps >= (WORD if patch.where is None else MAX_WEIGHT):
+                raise UpdateRefused(
+                    "steps",
+                    f"tensor '{name}': {effective_steps:g} effective steps are too many to sum up exactly",
+                )
         self._scaled.add(patches, weight / effective_steps)
         for name, patch in patches.items():
             shape = self._shapes.get(name, patch.values.shape)
@@ -250,7 +217,7 @@ class _Weights:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
         self._whole = [Fraction(0), Fraction(0)]
-        self._parts: list[NDArray[np.int64]] | None = None
+        self._parts: list[WideSums] | None = None
 
     def add(self, weight: float, steps: float, where: Where) -> None:
         if where is None:
@@ -258,15 +225,16 @@ class _Weights:
             self._whole[1] += Fraction(weight * steps)
             return
         if self._parts is None:
-            self._parts = [np.zeros(self._shape, np.int64), np.zeros(self._shape, np.int64)]
-        self._parts[0][where] += round(weight * 2.0**_COUNT_BITS)
-        self._parts[1][where] += round(weight * steps * 2.0**_COUNT_BITS)
+            self._parts = [WideSums(self._shape), WideSums(self._shape)]
+        self._parts[0].add(round(weight * 2.0**COUNT_BITS), where)
+        self._parts[1].add(round(weight * steps * 2.0**COUNT_BITS), where)
 
     def sums(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         whole = [np.float64(float(w)) for w in self._whole]
         if self._parts is None:
             return np.asarray(whole[0]), np.asarray(whole[1])
-        return tuple(p * 2.0**-_COUNT_BITS + w for p, w in zip(self._parts, whole, strict=True))  # type: ignore[return-value]
+        parts = [part.sums().reshape(self._shape) * 2.0**-COUNT_BITS for part in self._parts]
+        return parts[0] + whole[0], parts[1] + whole[1]
 
 
 def _divide(total: Array, weight: Array | float, otherwise: Array) -> Array:

@@ -42,6 +42,7 @@ COLUMNS = (
     "vs. T_th",
     "MB up",
     "MB down",
+    "epsilon",
 )
 
 
@@ -63,6 +64,7 @@ def rows(runs: Sequence[StoredRun]) -> list[list[str]]:
                 _percent(mean_deviation, signed=True),
                 _number(sum(r.bytes_up for r in run.rounds) / 1e6, 1),
                 _number(sum(r.bytes_down for r in run.rounds) / 1e6, 1),
+                _number(run.rounds[-1].epsilon if run.rounds else None, 2),
             ]
         )
     return table
@@ -113,7 +115,8 @@ def _html(
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table)
     legend = (
         "accuracy: after the last round; best: best round; s/round: mean seconds per round; vs. T_th: mean "
-        "training time of a client compared with its budget; MB: all clients and rounds together. "
+        "training time of a client compared with its budget; MB: all clients and rounds together; epsilon: "
+        "privacy that a client in every round has spent. "
         "In a simulation all seconds are virtual."
     )
     drawn = "".join(

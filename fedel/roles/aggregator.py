@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+
 from fedel.core.importance import global_change
-from fedel.errors import UpdateRefused
+from fedel.errors import UpdateRefused, VersionRefused
+from fedel.job import Protection
 from fedel.roles.gate import objection_to_report, weighed
+from fedel.strategies.protection import RoundStart, protected_fold
+from fedel.strategies.secure_fold import SecureFold
 from fedel.types import ModelSpec, Participant, Report, Strategy, Tensors, Update
 
 
@@ -184,9 +189,16 @@ class Closed:
 class RoundFold:
     """The fold of one round on one aggregator; with shards, ``spec`` holds only this shard's tensors."""
 
-    def __init__(self, strategy: Strategy, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        spec: ModelSpec,
+        protection: Protection | None = None,
+        start: RoundStart | None = None,
+    ) -> None:
+        """With a ``protection``, ``start`` says what it must know of the round."""
         self._spec = spec
-        self._fold = strategy.fold(spec)
+        self._fold = protected_fold(strategy, spec, protection or Protection(), start)
         self._num_clients = {t.name: 0 for t in spec.tensors}
         self.clients: set[str] = set()
 
@@ -201,6 +213,16 @@ class RoundFold:
         for name in update.patches:
             self._num_clients[name] += 1
 
+    def invite(self, clients: Collection[str]) -> None:
+        """These got a task: what secure aggregation has to know before any update."""
+        if isinstance(self._fold, SecureFold):
+            self._fold.invite(clients)
+
+    def drop(self, update: Update) -> None:
+        """The client is gone before it could send this update, but after it named its tensors."""
+        if isinstance(self._fold, SecureFold):
+            self._fold.drop(update.report.client, list(update.patches))
+
     def _check(self, update: Update) -> None:
         for name, patch in update.patches.items():
             spec = self._spec.by_name.get(name)
@@ -212,7 +234,26 @@ class RoundFold:
                 raise UpdateRefused("shape", f"tensor '{name}' is {patch.values.shape}, not {spec.shape}")
 
     def finish(self, model: Tensors, state: Tensors) -> Closed:
-        """The next model; a caller may finish tensor by tensor, handing the state on."""
-        folded = self._fold.finish(model, state)
+        """The next model; a caller may finish tensor by tensor, handing the state on.
+
+        Raises ``VersionRefused`` if a value of it is not finite.
+        """
+        # What overflows is not warned about but refused.
+        with np.errstate(all="ignore"):
+            folded = self._fold.finish(model, state)
+        _check_finite(folded.model, model)
+        _check_finite(folded.state, state)
         change = global_change(folded.model, model)
-        return Closed(folded.model, folded.state, change, dict(self._num_clients))
+        summed = self._fold.num_clients if isinstance(self._fold, SecureFold) else self._num_clients
+        num_clients = {tensor: summed.get(tensor, 0) for tensor in self._num_clients}
+        return Closed(folded.model, folded.state, change, num_clients)
+
+
+def _check_finite(new: Tensors, old: Tensors) -> None:
+    for name, values in new.items():
+        if values is not old.get(name) and not np.isfinite(values).all():
+            raise VersionRefused(
+                "not_finite",
+                f"tensor '{name}' of the next version would not be finite, although every update was: the old "
+                "version stays; lower the learning rate, or bound each change ([protection] clip_norm)",
+            )

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedel import privacy
 from fedel.core import timing
 from fedel.core.timing import SLACK
 from fedel.job import RunConfig
-from fedel.strategies import build
+from fedel.strategies import build, protection
 from fedel.strategies.base import DEVICE_CLOCK, clock_of
 from fedel.types import (
     ClientView,
@@ -65,6 +66,8 @@ class RoundPlanner:
         self.run = run
         self.spec = spec
         self.strategy = strategy or build(run.strategy)
+        protection.check(self.strategy, spec, run.protection)
+        privacy.check_installed(run.protection)
         self.scope = clock_of(self.strategy, default_clock)
 
     def plan(self, handover: Handover, clients: Sequence[ClientView]) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedel import privacy
 from fedel.core.bias import o1
 from fedel.records import ClientRecord, RoundRecord
 from fedel.roles.events import Committed
@@ -47,6 +48,7 @@ def round_record(planner: RoundPlanner, state: RunState, committed: Committed, n
         scope=planner.scope,
         deadline_seconds=plan.deadline_seconds,
         refused=dict(open_round.lost),
+        epsilon=privacy.epsilon(planner.run.protection, open_round.round_num + 1),
     )
 
 

@@ -24,6 +24,8 @@ from fedel.simulation.executors import Executor
 from fedel.simulation.job import Evaluation
 from fedel.simulation.store import Checkpoint
 from fedel.simulation.workers import ClientTask, EvaluationPart, Outcome, Tally
+from fedel.strategies import secure_fold
+from fedel.strategies.protection import RoundStart, repeatable_secret
 from fedel.types import Memory, Participant, Patch, Report, Update
 
 NUM_TEST_PARTS = 8
@@ -104,7 +106,7 @@ class Simulation:
     def play(self, progress: Progress | None = None) -> RoundRecord:
         """One round, and its record."""
         begin = time.perf_counter()
-        self._round = _VirtualRound(RoundFold(self._engine.planner.strategy, self._engine.spec))
+        self._round = _VirtualRound(self._empty_fold())
         self._progress = progress
         self._apply(ev.Tick(), 0.0)
         if self._state.open is None:
@@ -178,6 +180,7 @@ class Simulation:
         self._arrivals = [arrival for arrival in self._arrivals if arrival.client not in names]
         heapq.heapify(self._arrivals)
         round_.bytes_down |= self._bytes_down(names)
+        round_.fold.invite(names)
         dropped = [
             order.task.client
             for order in orders
@@ -197,7 +200,7 @@ class Simulation:
     def _arrival(self, outcome: Outcome, start: float) -> Arrival:
         report, round_ = outcome.update.report, self._round
         client, scope = self._clients[report.client], self._engine.planner.scope
-        bytes_up = sum(patch_bytes(patch) for patch in outcome.update.patches.values())
+        bytes_up = self._bytes_up(outcome.update)
         bytes_down = round_.bytes_down[client.name]
         drift = self._faults.drift(self._engine.run.seed, report.round_num, client.name)
         spent = clock.spent(report, drift, client.link.seconds(bytes_up, bytes_down))
@@ -208,6 +211,7 @@ class Simulation:
         arrival = Arrival(seconds, client.name, report, outcome.memory, spent, bytes_up, bytes_down, update)
         if self._faults.fails(self._engine.run.seed, report.round_num, client.name):
             arrival.update, arrival.refused = None, "its task failed"
+            round_.fold.drop(update)
         elif self._counts_for_sure(seconds):
             self._fold(arrival)  # at once, so that memory does not grow with the number of clients
         return arrival
@@ -219,6 +223,12 @@ class Simulation:
         waits_for_all = not self._engine.planner.enough(num_tasks - 1, num_tasks)
         return waits_for_all and clock.in_time(seconds, open_round.deadline)
 
+    def _bytes_up(self, update: Update) -> int:
+        if self._engine.run.protection.secure:
+            assert self._state.open is not None
+            return secure_fold.bytes_up(update.patches, len(self._state.open.tasks))
+        return sum(patch_bytes(patch) for patch in update.patches.values())
+
     def _bytes_down(self, names: Iterable[str]) -> dict[str, int]:
         """What changed since each client last had the model; everything for one that never had it."""
         versions, held = self.checkpoint.versions, self.checkpoint.held
@@ -229,6 +239,11 @@ class Simulation:
         }
 
     # The aggregator
+
+    def _empty_fold(self) -> RoundFold:
+        run, checkpoint = self._engine.run, self.checkpoint
+        start = RoundStart(checkpoint.model, checkpoint.handover.round_num, secret=repeatable_secret(run.seed))
+        return RoundFold(self._engine.planner.strategy, self._engine.spec, run.protection, start)
 
     def _arrive(self, arrival: Arrival) -> ev.Event:
         self._fold(arrival)

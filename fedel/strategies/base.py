@@ -213,6 +213,8 @@ class MeanFold:
 
     def __init__(self, spec: ModelSpec, weighting: str, absent_counts: bool = False) -> None:
         self._by_samples = weighting == "samples"
+        self.absent_counts = absent_counts
+        """A tensor that a client did not send counts as its old value."""
         shapes = {t.name: t.shape for t in spec.tensors}
         self._mean = MaskedMean(shapes, weighted=self._by_samples, absent_counts=absent_counts)
 

@@ -10,10 +10,18 @@ from fedel.types.training import Trainer
 
 
 class Fold(Protocol):
-    """Turns a round's updates into the next model, one at a time, in any order, with the same bits."""
+    """Turns a round's updates into the next model, one at a time, in any order, with the same bits.
+
+    ``RoundFold`` calls it, and raises ``VersionRefused`` where ``finish`` makes a value that is not finite:
+    then nothing was made, and the caller leaves the version before in place.
+    """
 
     def add(self, update: Update) -> None:
-        """Take an update in."""
+        """Take an update in, all of it or nothing: after ``UpdateRefused`` the fold is as it was before.
+
+        After any other exception (memory ran out) nothing is known: the caller throws the fold away and makes
+        it again, from the updates that count. The update's arrays stay as they are until the fold is dropped.
+        """
         ...
 
     def finish(self, model: Tensors, state: Tensors) -> Folded:

@@ -64,6 +64,7 @@ class ModelHeader(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     KEEP_EVERY_FIELD_NUMBER: _builtins.int
     LATE_POLICY_FIELD_NUMBER: _builtins.int
+    PROTECTION_JSON_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the new run."""
     strategy_json: _builtins.str
@@ -72,6 +73,8 @@ class ModelHeader(_message.Message):
     """Keep every n-th version; 0 keeps only the newest two and the labelled ones."""
     late_policy: _builtins.str
     """What happens to an update that is one round late: "refuse" it (also if empty), or count it in the "next" round."""
+    protection_json: _builtins.str
+    """The [protection] table of the run's configuration, as JSON; empty means none."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
         """Blocks and tensors of the whole model, including those that other aggregators keep."""
@@ -89,10 +92,11 @@ class ModelHeader(_message.Message):
         tensors: _abc.Iterable[_model_pb2.TensorManifest] | None = ...,
         keep_every: _builtins.int = ...,
         late_policy: _builtins.str = ...,
+        protection_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "run", b"run", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "protection_json", b"protection_json", "run", b"run", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

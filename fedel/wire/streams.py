@@ -129,15 +129,22 @@ class _Incoming:
 
 
 def model_header(
-    run: str, strategy: Mapping[str, Any], spec: ModelSpec, keep_every: int = 0, late: str = "refuse"
+    run: str,
+    strategy: Mapping[str, Any],
+    spec: ModelSpec,
+    keep_every: int = 0,
+    late: str = "refuse",
+    protection: Mapping[str, Any] | None = None,
 ) -> pb.ModelHeader:
-    """The first message of ``push_model``; ``strategy`` is its table, ``spec`` that of the whole model."""
+    """The first message of ``push_model``. ``strategy`` and ``protection`` are tables of the configuration,
+    ``spec`` is that of the whole model."""
     return pb.ModelHeader(
         run=run,
         strategy_json=json.dumps(strategy, sort_keys=True),
         spec=spec_to_pb(spec),
         keep_every=keep_every,
         late_policy=late,
+        protection_json=json.dumps(protection or {}, sort_keys=True),
     )
 
 

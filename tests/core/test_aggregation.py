@@ -1,4 +1,5 @@
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -6,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedel.core.aggregation import ExactSum, MaskedMean, NormalisedMean
+from fedel.core.aggregation import MaskedMean, NormalisedMean
+from fedel.core.exact_sum import ExactSum
 from fedel.errors import UpdateRefused
 from fedel.types import Patch
 
@@ -194,3 +196,104 @@ def test_an_update_that_was_refused_leaves_fednova_as_it_was():
     with pytest.raises(UpdateRefused, match="'b'"):
         mean.add({"a": Patch(f32(5.0)), "b": Patch(f32(np.nan))}, 1, 2)
     assert [3.0] == mean.finish({"a": f32(3.0)})["a"].tolist()
+
+
+PART = (slice(0, 1),)
+
+
+def fresh(mean):
+    """The same kind of mean, empty, and how to add to it."""
+    if mean == "nova":
+        return NormalisedMean({"w": (2,)}), {"weight": 1, "effective_steps": 2.0}
+    return MaskedMean({"w": (2,)}, weighted=mean == "weighted"), {"weight": 1}
+
+
+@pytest.mark.parametrize("where", [None, PART], ids=["whole", "part"])
+@pytest.mark.parametrize(
+    ("mean", "absurd"),
+    [
+        ("weighted", {"weight": 2**40}),
+        ("weighted", {"weight": 2**63}),
+        ("weighted", {"weight": 1e300}),
+        ("uniform", {"weight": 2**40}),
+        ("nova", {"weight": 2**40}),
+        ("nova", {"effective_steps": 1e300}),
+        ("nova", {"effective_steps": 1e-300}),
+        ("nova", {"effective_steps": 1e20}),
+        ("nova", {"effective_steps": 1e-12}),
+    ],
+)
+def test_an_absurd_weight_is_refused_and_leaves_no_trace(mean, absurd, where):
+    model, (sound, usual) = {"w": f32(5, 5)}, fresh(mean)
+    tried, _ = fresh(mean)
+    with pytest.raises(UpdateRefused) as refused:
+        tried.add({"w": Patch(f32(1e-6) if where else f32(1e-6, 1e-6), where)}, **usual | absurd)
+    assert refused.value.reason in ("weight", "steps", "range")
+    for each in (sound, tried):
+        each.add({"w": Patch(f32(1), PART)}, **usual)
+        each.add({"w": Patch(f32(3, 4))}, **usual)
+    assert sound.finish(model)["w"].tobytes() == tried.finish(model)["w"].tobytes()
+
+
+def test_many_steps_in_a_part_are_refused_whole():
+    nova, model = NormalisedMean({"v": (2,), "w": (2,)}), {"v": f32(9, 9), "w": f32(9, 9)}
+    with pytest.raises(UpdateRefused, match="steps"):
+        nova.add({"v": Patch(f32(1, 1)), "w": Patch(f32(1), PART)}, 1, 1e12)
+    assert model["v"].tobytes() == nova.finish(model)["v"].tobytes()
+    nova.add({"v": Patch(f32(1, 1))}, 1_000_000, 1e6)  # a large device, for many epochs
+
+
+@pytest.mark.parametrize("patch", [Patch(f32(1, 2, 3)), Patch(f32(1, 2), PART), Patch(f32(1), (slice(3, 4),))])
+@pytest.mark.parametrize("mean", ["uniform", "nova"])
+def test_values_that_do_not_fit_are_refused_whole(mean, patch):
+    made, usual = fresh(mean)
+    with pytest.raises(UpdateRefused, match="'w'") as refused:
+        made.add({"a": Patch(f32(7)), "w": patch}, **usual)
+    assert "shape" == refused.value.reason
+    assert [5.0] == made.finish({"a": f32(5)})["a"].tolist()
+
+
+MOST = float(np.nextafter(np.float32(2**22), np.float32(0)))
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_one_client_cannot_use_up_the_range(part):
+    """Who comes first does not decide who counts, also with the largest values that are taken."""
+    values, results = [MOST] * 6 + [1.21, -0.5] + [-MOST] * 5, set()
+    where = PART if part else None
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(values)
+        mean = MaskedMean({"w": (1,)})
+        for value in order:
+            mean.add({"w": Patch(f32(value), where)})
+        results.add(mean.finish({"w": f32(0)})["w"].tobytes())
+    exact = np.float64(MOST) + np.float64(np.float32(1.21)) - 0.5
+    assert {f32(exact / len(values)).tobytes()} == results
+
+
+def test_weights_add_up_beyond_one_word():
+    mean = MaskedMean({"w": (2,)}, weighted=True)
+    for value in (0.0625, 0.0625, 0.0625, 0.125):
+        mean.add({"w": Patch(f32(value), PART)}, 2**34 - 1)
+    assert [0.078125, 9] == mean.finish({"w": f32(9, 9)})["w"].tolist()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-(2.0**22), 2.0**22, width=32, exclude_min=True, exclude_max=True), min_size=1),
+    st.data(),
+)
+def test_large_sums_are_exact(values, data):
+    order = data.draw(st.permutations(values))
+    means = [MaskedMean({"w": ()}), MaskedMean({"w": (1,)})]
+    for value, other in zip(values, order, strict=True):
+        means[0].add({"w": Patch(np.float32(value))})
+        means[1].add({"w": Patch(f32(other))})
+    exact = sum(Fraction(round(Fraction(value) * 2**40), 2**40) for value in values)
+    for mean, old in zip(means, [np.float32(0), f32(0)], strict=True):
+        new = mean.finish({"w": np.asarray(old)})["w"]
+        assert float(exact / len(values)) == pytest.approx(float(new.reshape(-1)[0]), rel=2e-7, abs=1e-12)
+    assert (
+        means[0].finish({"w": np.asarray(np.float32(0))})["w"].tobytes()
+        == means[1].finish({"w": f32(0)})["w"].tobytes()
+    )

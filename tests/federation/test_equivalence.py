@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
-from fedel.job import RunConfig
+from fedel.job import Protection, RunConfig
 from fedel.strategies import METHODS
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.support import Watch, agents, create_run, job_of, model_of, servers, simulated, watching
@@ -36,9 +37,11 @@ JOBS: Mapping[str, RunConfig] = {
         {"name": "depthfl", "feddyn_alpha": 0.1, "num_clients": NUM_CLIENTS}, NUM_CLIENTS, num_participants=4
     ),
     "fedavg-epochs": job_of({"name": "fedavg", "weighting": "samples"}, NUM_CLIENTS, work=EPOCHS),
+    "fedel-clipped": replace(job_of({"name": "fedel"}, NUM_CLIENTS), protection=Protection(clip_norm=0.1)),
+    "fiarse-median": replace(job_of({"name": "fiarse"}, NUM_CLIENTS), protection=Protection(fold="median")),
 }
-SHARDED = ("fedel", "fednova-fedel", "depthfl-feddyn", "heterofl", "fiarse")
-"""One of each kind: whole tensors, the folds with a state or a norm of their own, slices, bitmaps."""
+SHARDED = ("fedel", "fednova-fedel", "depthfl-feddyn", "heterofl", "fiarse", "fiarse-median")
+"""One of each kind: whole tensors, folds with a state or a norm of their own, slices, bitmaps, robust means."""
 
 
 @lru_cache(maxsize=len(JOBS))

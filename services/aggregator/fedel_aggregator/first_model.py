@@ -65,4 +65,4 @@ def _check(header: ModelHeader) -> None:
     except ConfigError as error:
         raise UpdateRefused("header", str(error)) from None
     except ValueError as error:
-        raise UpdateRefused("header", f"strategy_json is not valid JSON: {error}") from None
+        raise UpdateRefused("header", f"strategy_json or protection_json is not valid JSON: {error}") from None

@@ -33,6 +33,7 @@ from fedel.v1.aggregator_pb2 import (
 from fedel.wire import payload
 from fedel.wire.codec import participant_from_pb, report_from_pb, spec_from_pb
 from fedel_aggregator.journal import Journal, Part, read_update
+from fedel_aggregator.protection import ProtectedFolds, protection_of
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.versions import Meta, Versions
 
@@ -52,7 +53,7 @@ def shard_spec(header: ModelHeader) -> ModelSpec:
             "header",
             f"late_policy '{header.late_policy}' is unknown; choose from: {', '.join(LATE_POLICIES)}",
         )
-    build(json.loads(header.strategy_json))
+    protection_of(header, build(json.loads(header.strategy_json)), spec)
     payload.check(header.tensors, spec)
     partial = [entry.name for entry in header.tensors if entry.where.ByteSize()]
     if partial or not header.tensors:
@@ -85,8 +86,9 @@ class ShardRun:
         self.name = self.header.run
         self.spec = shard_spec(self.header)
         self._whole_spec = spec_from_pb(self.header.spec)
-        self._strategy = build(json.loads(self.header.strategy_json))
         self.versions = Versions(folder / "versions")
+        strategy = build(json.loads(self.header.strategy_json))
+        self._folds = ProtectedFolds(folder, self.header, strategy, self.spec, self.versions)
         self.versions.clean()
         if not self.versions.all():
             raise ServiceError(f"{folder}: no version of the model is left; restore the folder from a copy")
@@ -127,7 +129,7 @@ class ShardRun:
     def _fold_of(self, clients: Collection[str]) -> RoundFold:
         """The fold of some of the updates that are in."""
         started = time.monotonic()
-        fold = RoundFold(self._strategy, self.spec)
+        fold = self._folds.empty(self.round.number)
         for client in sorted(clients):
             fold.add(self._journal.read(client, self.spec))
         self._fold_seconds += time.monotonic() - started

@@ -18,6 +18,7 @@ from fedel.job import RunConfig
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import ENDED, FAILED, WAITING
 from fedel.roles.sharding import assign
+from fedel.strategies.protection import check_deployable
 from fedel.telemetry import CoordinatorMetrics
 from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
@@ -202,6 +203,7 @@ def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
         raise ConfigError(f"run '{name}': its model has no trainable tensor")
     try:
         RoundPlanner(config, spec)
+        check_deployable(config.protection)
     except FedelError as error:
         raise ConfigError(f"run '{name}': {error}") from None
     return config
