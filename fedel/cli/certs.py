@@ -179,7 +179,7 @@ def _renew(arguments: argparse.Namespace) -> int:
         own = asyncio.run(_renew_there(arguments.coordinator, folder))
     else:
         old, authority = load(folder), Authority(arguments.authority)
-        cert = authority.renew(new_request(ensure_key(folder)), old.facts)
+        cert = authority.renew(new_request(ensure_key(folder)), old.facts, early=True)
         own = install(folder, old.ca, cert)
     print(f"{folder}: {_sentence(own.facts)}. Running processes load it by themselves.")
     return 0
