@@ -195,7 +195,7 @@ def _revoke(arguments: argparse.Namespace) -> int:
     authority, identity = Authority(arguments.authority), _identity(arguments)
     revoked = authority.revoke(identity)
     print(f"Revoked {len(revoked)} certificates of {identity}; the list is {authority.folder / 'crl.pem'}.")
-    print("Servers that read this file use it at once; copy it to the others (tls.crl).")
+    print("Servers that read this file use it at once; those with tls.crl_from fetch it by themselves.")
     return 0
 
 

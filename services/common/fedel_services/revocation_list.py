@@ -48,7 +48,7 @@ class Fetcher:
         try:
             stub = EnrolmentServiceStub(dialer.channel(source))
             answer = await stub.GetRevocationList(pb.GetRevocationListRequest(), timeout=CALL_SECONDS)
-            await asyncio.to_thread(self._revocations.install, answer.revocation_list, f"the list of {source}")
+            self._revocations.install(answer.revocation_list, f"the list of {source}")
         except aio.AioRpcError as error:
             unserved = error.code() is grpc.StatusCode.UNIMPLEMENTED
             self._failed("set enrolment.authority on that coordinator" if unserved else str(error.details()))
