@@ -33,8 +33,8 @@ async def test_a_silent_connection_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handshake: bool
 ) -> None:
     """Before the handshake, or after it without a word of HTTP/2."""
-    options = [*SERVER_OPTIONS, ("grpc.server_handshake_timeout_ms", 300)]
-    monkeypatch.setattr(runtime, "SERVER_OPTIONS", options)
+    options = dict(SERVER_OPTIONS) | {"grpc.server_handshake_timeout_ms": 300}
+    monkeypatch.setattr(runtime, "SERVER_OPTIONS", list(options.items()))
     pki = Pki(tmp_path)
     context = ssl.create_default_context(cafile=str(pki.authority.folder / "ca.pem"))
     folder = pki.tls("agent", "a").folder

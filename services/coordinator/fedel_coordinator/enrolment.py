@@ -39,7 +39,6 @@ ENROLMENT_OPTIONS = [
     *SERVER_OPTIONS,
     # Anyone may connect here: a call is short, its message small, and nobody needs to stay.
     ("grpc.max_receive_message_length", 64 * 1024),
-    ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.max_connection_age_ms", 60_000),
     ("grpc.max_connection_age_grace_ms", 20_000),
 ]
