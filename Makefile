@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint format types test test-slow demo bench bundle images testbed testbed-down clean
+.PHONY: help setup protos lint format types test test-slow demo bench bundle lock sbom images testbed testbed-down clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,12 @@ bench: setup  ## measure on this machine what the docs claim about speed and mem
 
 bundle: setup  ## an agent for devices without internet, in dist/; TARGET="aarch64 3.10" for a Jetson
 	systemd/bundle.sh $(TARGET)
+
+lock: setup  ## docker/requirements from constraints.txt, with hashes; WHEELS="torch-...+cpu-....whl" adds theirs
+	$(BIN)/python docker/lock.py $(WHEELS)
+
+sbom:  ## what the images and the bundle consist of, as CycloneDX, in dist/
+	$(PYTHON) docker/sbom.py
 
 images: setup  ## container images of the servers and of agents
 	PIP=$(BIN)/pip docker/images.sh

@@ -25,7 +25,9 @@ if [ -z "${BASE_IMAGE:-}" ]; then
     echo "$PUBLIC cannot be pulled: making a base from Debian's packages"
     has "$LOCAL" || docker/local/base.sh base
     BASE_IMAGE=$LOCAL
-    "$PIP" download --quiet --constraint constraints.txt --dest docker/wheels 'setuptools>=77' '.[edge,plots,postgres,server]'
+    for kind in build server agent; do
+      "$PIP" download --quiet --require-hashes --only-binary :all: --dest docker/wheels -r "docker/requirements/$kind.txt"
+    done
     ARGUMENTS+=(--build-arg PIP_NO_INDEX=1)
   fi
 fi

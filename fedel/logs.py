@@ -26,7 +26,31 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class PlainLines(logging.Formatter):
+    """Text for people. What others sent can neither begin a line of its own nor control the terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return visible(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {visible(line)}" for line in super().formatException(ei).split("\n"))
+
+
+def visible(text: str) -> str:
+    """The text with everything that is not printed written as an escape.
+
+    >>> visible("a\\nERROR \\x1b[2J")
+    'a\\\\nERROR \\\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def set_up_logging(level: str = "INFO", as_json: bool = True) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(levelname)s %(message)s"))
+    handler.setFormatter(JsonLines() if as_json else PlainLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -23,8 +23,9 @@ OVER_BUDGET_RATIO = 0.2
 UPLOAD_OUTCOMES = ("accepted", "duplicate", "refused", "broken")
 MESSAGE_REFUSALS = ("superseded", "unknown_run", "join", "done")
 """Why a coordinator refuses a message: a second session, a wrong model, a report of another's task."""
-ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token")
-"""Why a call is refused: no identity, an expired or revoked certificate, a missing right, a wrong name."""
+ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token", "early", "rate")
+"""Why a call is refused: no identity, an expired or revoked certificate, a missing right, a wrong name, a used
+token, a certificate that is not due for renewal, too many calls."""
 REFUSALS = (
     *("checksum", "conflict", "digest", "disk", "dtype", "duplicate", "early", "header", "idle", "late"),
     *("missing", "not_finite", "range", "sealed", "shape", "size", "starting", "steps", "superseded"),
@@ -54,6 +55,11 @@ class AccessMetrics:
         self.certificate_expiry = Gauge(
             "fedel_certificate_expiry_timestamp_seconds",
             "Unix time at which the server's own certificate expires; 0 if it has none",
+            registry=registry,
+        )
+        self.list_fetched = Gauge(
+            "fedel_revocation_list_fetched_timestamp_seconds",
+            "Unix time at which the revocation list was last fetched; 0 if it is not fetched, or was not yet",
             registry=registry,
         )
 

@@ -17,5 +17,4 @@ for agent in agent-*; do
   issue "$agent" --role agent
 done
 issue operator --role operator
-cp coordinator/ca/crl.pem aggregator/certs/
 chown -R 10001:10001 ./*

@@ -179,7 +179,7 @@ def _renew(arguments: argparse.Namespace) -> int:
         own = asyncio.run(_renew_there(arguments.coordinator, folder))
     else:
         old, authority = load(folder), Authority(arguments.authority)
-        cert = authority.renew(new_request(ensure_key(folder)), old.facts)
+        cert = authority.renew(new_request(ensure_key(folder)), old.facts, early=True)
         own = install(folder, old.ca, cert)
     print(f"{folder}: {_sentence(own.facts)}. Running processes load it by themselves.")
     return 0
@@ -195,7 +195,7 @@ def _revoke(arguments: argparse.Namespace) -> int:
     authority, identity = Authority(arguments.authority), _identity(arguments)
     revoked = authority.revoke(identity)
     print(f"Revoked {len(revoked)} certificates of {identity}; the list is {authority.folder / 'crl.pem'}.")
-    print("Servers that read this file use it at once; copy it to the others (tls.crl).")
+    print("Servers that read this file use it at once; those with tls.crl_from fetch it by themselves.")
     return 0
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedel.errors import CertificateError
 from fedel.files import write_atomic
 from fedel.security import certificates as x
-from fedel.security.certificates import Facts, utc_now
+from fedel.security.certificates import Facts, RevocationList, utc_now
 from fedel.security.folder import (
     CA,
     CERT,
@@ -30,7 +31,7 @@ from fedel.security.folder import (
 from fedel.security.identity import AGENT, SERVICE, Identity
 from fedel.security.tokens import Grant, Token, Tokens
 
-CA_KEY, ISSUED = "ca.key", "issued.jsonl"
+CA_KEY, ISSUED, BARRED = "ca.key", "issued.jsonl", "barred.json"
 CA_DAYS = 3650.0
 DAYS = {AGENT: 30.0, SERVICE: 90.0}
 OTHER_DAYS = 30.0
@@ -57,8 +58,16 @@ class Issued:
         return "valid" if now < datetime.fromisoformat(self.not_after) else "expired"
 
 
+class EarlyRenewal(CertificateError):
+    """More than a third of the certificate's time is left."""
+
+
 class Authority:
-    """Signs and revokes certificates. Several processes may use one folder: each change takes a lock."""
+    """Signs and revokes certificates. Several processes may use one folder: each change takes a lock.
+
+    Under the lock it is looked up whether an identity is revoked, and the certificate is signed and recorded.
+    So a certificate is either on record when its identity is revoked, or refused.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,7 +88,7 @@ class Authority:
                 now = utc_now()
                 key, certificate = x.new_authority(name, days, now)
                 write_atomic(folder / CA, x.to_pem(certificate), mode=PUBLIC)
-                revoked = x.revocation_list(key, certificate, {}, now)
+                revoked = x.revocation_list(key, certificate, 1, {}, now)
                 write_atomic(folder / CRL, revoked, mode=PUBLIC)
                 # Written last: if the key exists, the rest exists too.
                 write_atomic(folder / CA_KEY, x.key_to_pem(key), mode=PRIVATE)
@@ -94,16 +103,29 @@ class Authority:
         where: str = "CSR",
     ) -> bytes:
         """A certificate for the request's key, followed by the authority's; 0 days: the role's default."""
-        return self._issue(x.key_of_request(request, where), identity, hosts, days)
+        key = x.key_of_request(request, where)
+        with _locked(self.folder):
+            return self._issue_and_unbar(key, identity, hosts, days)
 
-    def renew(self, request: bytes, old: Facts) -> bytes:
-        """A new certificate with the same identity, hosts and lifetime. The caller checks expiry."""
-        if old.serial in self._revoked():
-            raise CertificateError(
-                f"the certificate of {old.identity} is revoked and cannot be renewed; enrol with a new token"
+    def renew(self, request: bytes, old: Facts, early: bool = False) -> bytes:
+        """A new certificate with the same identity, hosts and lifetime. The caller checks expiry.
+
+        Once an identity is revoked, none of its certificates can be renewed, until it gets one in another way.
+        """
+        key = x.key_of_request(request, "the signing request")
+        if not early and not old.renewable(utc_now()):
+            due = old.not_after - old.lifetime / 3
+            raise EarlyRenewal(
+                f"the certificate of {old.identity} can be renewed when two thirds of its time have passed: "
+                f"from {due:%Y-%m-%d %H:%M} UTC on"
             )
         days = (old.lifetime.total_seconds() - x.SKEW.total_seconds()) / 86400
-        return self.sign(request, old.identity, old.hosts, days)
+        with _locked(self.folder):
+            if old.identity.uri in self._barred() or old.serial in self._revoked():
+                raise CertificateError(
+                    f"the certificate of {old.identity} is revoked and cannot be renewed: enrol with a token"
+                )
+            return self._issue(key, old.identity, old.hosts, days)
 
     def issue(
         self, folder: Path, identity: Identity, hosts: Sequence[str] = (), days: float = 0.0
@@ -115,7 +137,9 @@ class Authority:
                 raise CertificateError(f"{folder} belongs to {found.facts.identity}: choose another folder")
             if self._still_good(found) and set(hosts) == set(found.facts.hosts):
                 return found
-        cert = self._issue(ensure_key(folder).public_key(), identity, hosts, days)
+        key = ensure_key(folder).public_key()
+        with _locked(self.folder):
+            cert = self._issue_and_unbar(key, identity, hosts, days)
         return install(folder, x.to_pem(self.ca), cert)
 
     def _still_good(self, own: Credentials) -> bool:
@@ -123,13 +147,16 @@ class Authority:
         return signed and own.facts.serial not in self._revoked() and not own.facts.renewable(utc_now())
 
     def revoke(self, identity: Identity) -> list[Issued]:
-        """Revoke every valid certificate of the identity, and remove its unused tokens."""
+        """Revoke every valid certificate of the identity, bar it from renewing, remove its unused tokens."""
         with _locked(self.folder):
-            now, revoked = utc_now(), self._revoked()
+            self._bar(self._barred() | {identity.uri})
+            now, last = utc_now(), self._list()
             found = [i for i in self.issued() if (i.role, i.name) == (identity.role, identity.name)]
             chosen = [issued for issued in found if issued.status(now) == "valid"]
-            revoked |= {int(issued.serial, 16): now for issued in chosen}
-            revocations = x.revocation_list(self._key, self.ca, revoked, now)
+            revoked = {**last.revoked, **{int(issued.serial, 16): now for issued in chosen}}
+            # By the clock, so that the next list of an authority that was restored from a backup is newer too.
+            number = max(last.number + 1, int(now.timestamp() * 1000))
+            revocations = x.revocation_list(self._key, self.ca, number, revoked, now)
             write_atomic(self.folder / CRL, revocations, mode=PUBLIC)
             self._tokens.drop(identity)
         if not found:
@@ -141,16 +168,13 @@ class Authority:
     def issued(self) -> list[Issued]:
         """Every certificate, oldest first."""
         path = self.folder / ISSUED
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
         revoked = self._revoked()
-        found = []
-        for line in lines:
-            table = json.loads(line)
-            when = revoked.get(int(table["serial"], 16))
-            found.append(
-                Issued(**table | {"hosts": tuple(table["hosts"])}, revoked=when.isoformat() if when else "")
-            )
-        return found
+        return [_issued(line, revoked, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+    def signed_list(self) -> bytes:
+        """The revocation list in PEM format; the servers check its signature."""
+        return (self.folder / CRL).read_bytes()
 
     def promise(self, identity: Identity, hosts: Sequence[str] = (), hours: float = 24.0) -> Token:
         """Make a one-time token for one certificate of this identity."""
@@ -166,11 +190,22 @@ class Authority:
         key = x.key_of_request(request, "the enrolment request")
         with _locked(self.folder):
             grant = self._tokens.take(secret, utc_now())
-        return grant, self._issue(key, grant.identity, grant.hosts, 0.0)
+            return grant, self._issue_and_unbar(key, grant.identity, grant.hosts, 0.0)
+
+    def _issue_and_unbar(
+        self, key: ec.EllipticCurvePublicKey, identity: Identity, hosts: Sequence[str], days: float
+    ) -> bytes:
+        """Somebody with the authority or a token asked for it: from now on the identity may renew again."""
+        cert = self._issue(key, identity, hosts, days)
+        barred = self._barred()
+        if identity.uri in barred:
+            self._bar(barred - {identity.uri})
+        return cert
 
     def _issue(
         self, key: ec.EllipticCurvePublicKey, identity: Identity, hosts: Sequence[str], days: float
     ) -> bytes:
+        """The caller holds the lock. The certificate is on record, on disk, before anyone gets it."""
         days = days or DAYS.get(identity.role, OTHER_DAYS)
         certificate = x.sign(self._key, self.ca, key, identity, hosts, days, utc_now())
         line = Issued(
@@ -182,13 +217,44 @@ class Authority:
         )
         table = asdict(line)
         del table["revoked"]
-        with _locked(self.folder), (self.folder / ISSUED).open("a", encoding="utf-8") as file:
+        with (self.folder / ISSUED).open("a", encoding="utf-8") as file:
             file.write(json.dumps(table) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         return x.to_pem(certificate) + x.to_pem(self.ca)
 
-    def _revoked(self) -> dict[int, datetime]:
+    def _list(self) -> RevocationList:
         path = self.folder / CRL
-        return x.revoked_in(path.read_bytes(), [self.ca], str(path)) if path.exists() else {}
+        if not path.exists():
+            return RevocationList(b"", 0, {})
+        return x.read_revocation_list(path.read_bytes(), [self.ca], str(path))
+
+    def _revoked(self) -> Mapping[int, datetime]:
+        return self._list().revoked
+
+    def _barred(self) -> frozenset[str]:
+        """Identities that were revoked and got no certificate since."""
+        path = self.folder / BARRED
+        try:
+            return frozenset(map(str, json.loads(path.read_bytes()))) if path.exists() else frozenset()
+        except (ValueError, TypeError) as error:
+            raise CertificateError(
+                f"{path} is damaged ({error}): delete it, then revoke again those who must not renew"
+            ) from None
+
+    def _bar(self, identities: frozenset[str]) -> None:
+        write_atomic(self.folder / BARRED, json.dumps(sorted(identities), indent=1), mode=PRIVATE)
+
+
+def _issued(line: bytes, revoked: Mapping[int, datetime], where: str) -> Issued:
+    try:
+        table = json.loads(line)
+        when = revoked.get(int(table["serial"], 16))
+        found = Issued(**table | {"hosts": tuple(table["hosts"])}, revoked=when.isoformat() if when else "")
+        found.status(utc_now())
+    except (ValueError, KeyError, TypeError) as error:
+        raise CertificateError(f"{where} is damaged ({error!r}): mend or delete the line") from None
+    return found
 
 
 @contextmanager

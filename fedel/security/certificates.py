@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -43,6 +44,17 @@ class Facts:
         return self.not_after - now < self.lifetime / 3
 
 
+@dataclass(frozen=True)
+class RevocationList:
+    """What a signed list says. A newer list of the same authority has a higher number."""
+
+    authority: bytes
+    """Fingerprint of the authority that signed it."""
+    number: int
+    revoked: Mapping[int, datetime]
+    """When each serial number was revoked."""
+
+
 def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
@@ -55,21 +67,31 @@ def key_to_pem(key: PrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def key_from_pem(pem: bytes, where: str) -> PrivateKey:
+@contextmanager
+def _reading(where: str, what: str) -> Iterator[None]:
+    """Anyone may have written these bytes, and the library has a dozen classes of error for them."""
     try:
+        yield
+    except CertificateError:
+        raise
+    except Exception as error:
+        raise CertificateError(f"{where}: not {what} in PEM format: {error}") from None
+
+
+def key_from_pem(pem: bytes, where: str) -> PrivateKey:
+    with _reading(where, "a private key"):
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
-        raise CertificateError(f"{where}: not a private key in PEM format: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(f"{where}: not an elliptic-curve key; run `fedel certs request` to make one")
     return key
 
 
 def certificates_from_pem(pem: bytes, where: str) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise CertificateError(f"{where}: not a certificate in PEM format: {error}") from None
+    with _reading(where, "a certificate"):
+        found = x509.load_pem_x509_certificates(pem)
+        for certificate in found:
+            certificate.public_key()  # read late, and an odd key raises
+        return found
 
 
 def to_pem(certificate: x509.Certificate) -> bytes:
@@ -101,13 +123,11 @@ def new_request(key: PrivateKey) -> bytes:
 
 
 def key_of_request(pem: bytes, where: str) -> ec.EllipticCurvePublicKey:
-    try:
+    with _reading(where, "a signing request"):
         request = x509.load_pem_x509_csr(pem)
-    except ValueError as error:
-        raise CertificateError(f"{where}: not a signing request in PEM format: {error}") from None
-    key = request.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not request.is_signature_valid:
-        raise CertificateError(f"{where}: the request is not signed with its own elliptic-curve key")
+        key = request.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not request.is_signature_valid:
+            raise CertificateError(f"{where}: the request is not signed with its own elliptic-curve key")
     return key
 
 
@@ -142,21 +162,22 @@ def sign(
 
 
 def facts_of(certificate: x509.Certificate) -> Facts:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        raise CertificateError("the certificate has no identity: make it with `fedel certs`") from None
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    if len(uris) != 1:
-        raise CertificateError(f"the certificate has {len(uris)} identities instead of one")
-    hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
-    return Facts(
-        Identity.parse(uris[0]),
-        certificate.serial_number,
-        tuple(hosts),
-        certificate.not_valid_before_utc,
-        certificate.not_valid_after_utc,
-    )
+    with _reading("the certificate", "a certificate of FedEL"):
+        try:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            raise CertificateError("the certificate has no identity: make it with `fedel certs`") from None
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        if len(uris) != 1:
+            raise CertificateError(f"the certificate has {len(uris)} identities instead of one")
+        hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+        return Facts(
+            Identity.parse(uris[0]),
+            certificate.serial_number,
+            tuple(hosts),
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -169,14 +190,14 @@ def signed_by(certificate: x509.Certificate, authorities: Collection[x509.Certif
     for authority in authorities:
         try:
             certificate.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature):
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
             continue
         return True
     return False
 
 
 def revocation_list(
-    ca_key: PrivateKey, ca: x509.Certificate, revoked: dict[int, datetime], now: datetime
+    ca_key: PrivateKey, ca: x509.Certificate, number: int, revoked: Mapping[int, datetime], now: datetime
 ) -> bytes:
     """A signed list of serial numbers with the time at which each was revoked."""
     builder = (
@@ -185,6 +206,7 @@ def revocation_list(
         .last_update(now)
         # Required by the format; servers ignore it and use the file however old it is.
         .next_update(now + timedelta(days=3650))
+        .add_extension(x509.CRLNumber(number), critical=False)
     )
     for serial, when in revoked.items():
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when).build()
@@ -192,16 +214,27 @@ def revocation_list(
     return builder.sign(ca_key, hashes.SHA256()).public_bytes(_PEM)
 
 
-def revoked_in(pem: bytes, authorities: Collection[x509.Certificate], where: str) -> dict[int, datetime]:
-    """Serial numbers in a list that one of the authorities signed."""
-    try:
+def read_revocation_list(pem: bytes, authorities: Collection[x509.Certificate], where: str) -> RevocationList:
+    """The list, if one of the authorities issued and signed it."""
+    with _reading(where, "a revocation list"):
         crl = x509.load_pem_x509_crl(pem)
-    except ValueError as error:
-        raise CertificateError(f"{where}: not a revocation list in PEM format: {error}") from None
-    keys = [authority.public_key() for authority in authorities]
-    if not any(isinstance(k, ec.EllipticCurvePublicKey) and crl.is_signature_valid(k) for k in keys):
-        raise CertificateError(f"{where}: the list is not signed by this federation's authority")
-    return {entry.serial_number: entry.revocation_date_utc for entry in crl}
+        issuers = [a for a in authorities if a.subject == crl.issuer and _signed_list(crl, a)]
+        if not issuers:
+            raise CertificateError(f"{where}: the list is not signed by this federation's authority")
+        revoked = {entry.serial_number: entry.revocation_date_utc for entry in crl}
+        return RevocationList(fingerprint(issuers[0]), _list_number(crl), revoked)
+
+
+def _signed_list(crl: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+    key = authority.public_key()
+    return isinstance(key, ec.EllipticCurvePublicKey) and crl.is_signature_valid(key)
+
+
+def _list_number(crl: x509.CertificateRevocationList) -> int:
+    try:
+        return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except x509.ExtensionNotFound:
+        return 0  # made by a version that did not number its lists
 
 
 def _builder(

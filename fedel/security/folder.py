@@ -104,31 +104,59 @@ class Watched:
 
 
 class Revocations:
-    """The current revocation list. A missing file revokes nothing new; a damaged one keeps the old list."""
+    """The newest revocation list of each authority. Nothing un-revokes a certificate while a process runs.
+
+    A missing file changes nothing; a damaged, foreign or older one is not used.
+    """
 
     def __init__(self, path: Path, credentials: Watched) -> None:
         self._path = path
         self._credentials = credentials
         self._stamp: Stamp = ()
-        self._revoked: dict[int, datetime] = {}
+        self._lists: dict[bytes, x.RevocationList] = {}
+        self._revoked: set[int] = set()
 
     def __contains__(self, serial: int) -> bool:
-        stamp = stamp_of(self._path)
-        if stamp != self._stamp:
-            self._stamp = stamp
-            self._load()
+        self._refresh()
         return serial in self._revoked
 
-    def _load(self) -> None:
+    def install(self, pem: bytes, where: str) -> bool:
+        """Take over a list that came over the network, and keep it on disk; whether it was new."""
+        self._refresh()
+        found = self._checked(pem, where)
+        held = self._lists.get(found.authority)
+        if held is not None and held.number == found.number and self._path.exists():
+            return False
+        write_atomic(self._path, pem, mode=PUBLIC)
+        self._refresh()
+        return True
+
+    def _refresh(self) -> None:
+        stamp = stamp_of(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
         try:
-            authorities = x.certificates_from_pem(self._credentials.current().ca, CA)
-            self._revoked = x.revoked_in(self._path.read_bytes(), authorities, str(self._path))
+            found = self._checked(self._path.read_bytes(), str(self._path))
         except FileNotFoundError:
             log.info("no revocation list at %s: %d certificates remain revoked", self._path, len(self._revoked))
         except (OSError, CertificateError) as error:
             log.error("keeping the old revocation list: %s", error)
         else:
-            log.info("new revocation list with %d certificates", len(self._revoked))
+            self._lists[found.authority] = found
+            self._revoked |= found.revoked.keys()
+            log.info("new revocation list with %d certificates", len(found.revoked))
+
+    def _checked(self, pem: bytes, where: str) -> x.RevocationList:
+        authorities = x.certificates_from_pem(self._credentials.current().ca, CA)
+        found = x.read_revocation_list(pem, authorities, where)
+        held = self._lists.get(found.authority)
+        if held is not None and found.number < held.number:
+            raise CertificateError(
+                f"{where}: list {found.number} is older than list {held.number}, which is in use; "
+                "copy the newest crl.pem of the authority"
+            )
+        return found
 
 
 def stamp_of(*paths: Path) -> Stamp:

@@ -77,7 +77,7 @@ RULES: Mapping[str, frozenset[str]] = {
         },
     ),
     # Enrol is not here: it has a separate port, for callers that have no certificate yet.
-    **_calls("fedel.v1.EnrolmentService", {"Renew": ROLES}),
+    **_calls("fedel.v1.EnrolmentService", {"Renew": ROLES, "GetRevocationList": (SERVICE,)}),
     **_calls("grpc.health.v1.Health", {"Check": ROLES, "Watch": ROLES, "List": ROLES}),
     **_calls("grpc.reflection.v1alpha.ServerReflection", {"ServerReflectionInfo": ROLES}),
 }

@@ -24,10 +24,19 @@ class Tls:
     """Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``; empty means plain text, on the loopback only."""
     crl: str = ""
     """Used by servers only: the list of revoked certificates; empty means ``crl.pem`` in ``dir``."""
+    crl_from: str = ""
+    """Used by servers only: ``host:port`` of the coordinator that signs certificates; the list is fetched there
+    and kept in ``crl``. Empty: the file is only read."""
+    crl_seconds: float = 60.0
+    """How often the list is fetched."""
     insecure: bool = False
     """Use plain text although ``dir`` is set; only loopback addresses are allowed."""
     insecure_anywhere: bool = False
     """Use plain text with other machines too."""
+
+    def __post_init__(self) -> None:
+        if self.crl_seconds <= 0:
+            raise ValueError("tls.crl_seconds must be above 0")
 
     @classmethod
     def of_user(cls, certs: str = "") -> Tls:

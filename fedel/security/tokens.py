@@ -50,6 +50,7 @@ class Token:
         name, _, rest = text.strip().partition(":")
         secret, _, printed = rest.partition(":")
         try:
+            text.encode("ascii")
             fingerprint = base64.urlsafe_b64decode(printed + "=" * (-len(printed) % 4))
         except ValueError:
             fingerprint = b""
@@ -95,12 +96,17 @@ class Tokens:
         return [(_grant(e), datetime.fromisoformat(e["expires"])) for e in self._load(now).values()]
 
     def _load(self, now: datetime | None) -> dict[str, dict[str, Any]]:
-        entries = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
-        return {
-            key: entry
-            for key, entry in entries.items()
-            if now is None or now < datetime.fromisoformat(entry["expires"])
-        }
+        try:
+            entries = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+            return {
+                key: entry
+                for key, entry in entries.items()
+                if _grant(entry) and (now is None or now < datetime.fromisoformat(entry["expires"]))
+            }
+        except (ValueError, KeyError, TypeError, AttributeError, CertificateError) as error:
+            raise CertificateError(
+                f"{self._path} is damaged ({error!r}): delete it and make new tokens with `fedel certs token`"
+            ) from None
 
     def _save(self, entries: dict[str, dict[str, Any]]) -> None:
         write_atomic(self._path, json.dumps(entries, indent=1), mode=PRIVATE)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x65\x64\x65l/v1/enrolment.proto\x12\x08\x66\x65\x64\x65l.v1\"7\n\x0c\x45nrolRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\x12\x17\n\x0fsigning_request\x18\x02 \x01(\x0c\"%\n\rEnrolResponse\x12\x14\n\x0c\x63\x65rtificates\x18\x01 \x01(\x0c\"\'\n\x0cRenewRequest\x12\x17\n\x0fsigning_request\x18\x01 \x01(\x0c\"%\n\rRenewResponse\x12\x14\n\x0c\x63\x65rtificates\x18\x01 \x01(\x0c\x32\x86\x01\n\x10\x45nrolmentService\x12\x38\n\x05\x45nrol\x12\x16.fedel.v1.EnrolRequest\x1a\x17.fedel.v1.EnrolResponse\x12\x38\n\x05Renew\x12\x16.fedel.v1.RenewRequest\x1a\x17.fedel.v1.RenewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66\x65\x64\x65l/v1/enrolment.proto\x12\x08\x66\x65\x64\x65l.v1\"7\n\x0c\x45nrolRequest\x12\x0e\n\x06secret\x18\x01 \x01(\t\x12\x17\n\x0fsigning_request\x18\x02 \x01(\x0c\"%\n\rEnrolResponse\x12\x14\n\x0c\x63\x65rtificates\x18\x01 \x01(\x0c\"\'\n\x0cRenewRequest\x12\x17\n\x0fsigning_request\x18\x01 \x01(\x0c\"%\n\rRenewResponse\x12\x14\n\x0c\x63\x65rtificates\x18\x01 \x01(\x0c\"\x1a\n\x18GetRevocationListRequest\"4\n\x19GetRevocationListResponse\x12\x17\n\x0frevocation_list\x18\x01 \x01(\x0c\x32\xe4\x01\n\x10\x45nrolmentService\x12\x38\n\x05\x45nrol\x12\x16.fedel.v1.EnrolRequest\x1a\x17.fedel.v1.EnrolResponse\x12\x38\n\x05Renew\x12\x16.fedel.v1.RenewRequest\x1a\x17.fedel.v1.RenewResponse\x12\\\n\x11GetRevocationList\x12\".fedel.v1.GetRevocationListRequest\x1a#.fedel.v1.GetRevocationListResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,6 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RENEWREQUEST']._serialized_end=173
   _globals['_RENEWRESPONSE']._serialized_start=175
   _globals['_RENEWRESPONSE']._serialized_end=212
-  _globals['_ENROLMENTSERVICE']._serialized_start=215
-  _globals['_ENROLMENTSERVICE']._serialized_end=349
+  _globals['_GETREVOCATIONLISTREQUEST']._serialized_start=214
+  _globals['_GETREVOCATIONLISTREQUEST']._serialized_end=240
+  _globals['_GETREVOCATIONLISTRESPONSE']._serialized_start=242
+  _globals['_GETREVOCATIONLISTRESPONSE']._serialized_end=294
+  _globals['_ENROLMENTSERVICE']._serialized_start=297
+  _globals['_ENROLMENTSERVICE']._serialized_end=525
 # @@protoc_insertion_point(module_scope)

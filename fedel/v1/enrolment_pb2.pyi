@@ -107,3 +107,42 @@ class RenewResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewResponse: _TypeAlias = RenewResponse  # noqa: Y015
+
+@_typing.final
+class GetRevocationListRequest(_message.Message):
+    """Request of a server that checks certificates."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRevocationListRequest: _TypeAlias = GetRevocationListRequest  # noqa: Y015
+
+@_typing.final
+class GetRevocationListResponse(_message.Message):
+    """The newest list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVOCATION_LIST_FIELD_NUMBER: _builtins.int
+    revocation_list: _builtins.bytes
+    """An X.509 revocation list in PEM format, signed by the authority."""
+    def __init__(
+        self,
+        *,
+        revocation_list: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revocation_list", b"revocation_list"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRevocationListResponse: _TypeAlias = GetRevocationListResponse  # noqa: Y015

@@ -45,6 +45,11 @@ class EnrolmentServiceStub:
                 request_serializer=fedel_dot_v1_dot_enrolment__pb2.RenewRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_enrolment__pb2.RenewResponse.FromString,
                 _registered_method=True)
+        self.GetRevocationList = channel.unary_unary(
+                '/fedel.v1.EnrolmentService/GetRevocationList',
+                request_serializer=fedel_dot_v1_dot_enrolment__pb2.GetRevocationListRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_enrolment__pb2.GetRevocationListResponse.FromString,
+                _registered_method=True)
 
 
 class EnrolmentServiceServicer:
@@ -65,6 +70,13 @@ class EnrolmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRevocationList(self, request, context):
+        """Get the list of revoked certificates. For servers on other machines; served on the coordinator's main port.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrolmentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=fedel_dot_v1_dot_enrolment__pb2.RenewRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_enrolment__pb2.RenewResponse.SerializeToString,
+            ),
+            'GetRevocationList': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRevocationList,
+                    request_deserializer=fedel_dot_v1_dot_enrolment__pb2.GetRevocationListRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_enrolment__pb2.GetRevocationListResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class EnrolmentService:
             '/fedel.v1.EnrolmentService/Renew',
             fedel_dot_v1_dot_enrolment__pb2.RenewRequest.SerializeToString,
             fedel_dot_v1_dot_enrolment__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRevocationList(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.EnrolmentService/GetRevocationList',
+            fedel_dot_v1_dot_enrolment__pb2.GetRevocationListRequest.SerializeToString,
+            fedel_dot_v1_dot_enrolment__pb2.GetRevocationListResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class EnrolmentServiceStub:
     """Exchange a token for a certificate. Served on a separate port where callers need no certificate."""
     Renew: _grpc.UnaryUnaryMultiCallable[_enrolment_pb2.RenewRequest, _enrolment_pb2.RenewResponse]
     """Get a new certificate with the same identity as the caller's current one. Served on the coordinator's main port."""
+    GetRevocationList: _grpc.UnaryUnaryMultiCallable[_enrolment_pb2.GetRevocationListRequest, _enrolment_pb2.GetRevocationListResponse]
+    """Get the list of revoked certificates. For servers on other machines; served on the coordinator's main port."""
 
 @_typing.type_check_only
 class EnrolmentServiceAsyncStub(EnrolmentServiceStub):
@@ -47,6 +49,8 @@ class EnrolmentServiceAsyncStub(EnrolmentServiceStub):
     """Exchange a token for a certificate. Served on a separate port where callers need no certificate."""
     Renew: _aio.UnaryUnaryMultiCallable[_enrolment_pb2.RenewRequest, _enrolment_pb2.RenewResponse]  # type: ignore[assignment]
     """Get a new certificate with the same identity as the caller's current one. Served on the coordinator's main port."""
+    GetRevocationList: _aio.UnaryUnaryMultiCallable[_enrolment_pb2.GetRevocationListRequest, _enrolment_pb2.GetRevocationListResponse]  # type: ignore[assignment]
+    """Get the list of revoked certificates. For servers on other machines; served on the coordinator's main port."""
 
 class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
     """Signs certificates: the first one in exchange for a one-time token, later ones in exchange for the previous one."""
@@ -66,5 +70,13 @@ class EnrolmentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_enrolment_pb2.RenewResponse, _abc.Awaitable[_enrolment_pb2.RenewResponse]]:
         """Get a new certificate with the same identity as the caller's current one. Served on the coordinator's main port."""
+
+    @_abc_1.abstractmethod
+    def GetRevocationList(
+        self,
+        request: _enrolment_pb2.GetRevocationListRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_enrolment_pb2.GetRevocationListResponse, _abc.Awaitable[_enrolment_pb2.GetRevocationListResponse]]:
+        """Get the list of revoked certificates. For servers on other machines; served on the coordinator's main port."""
 
 def add_EnrolmentServiceServicer_to_server(servicer: EnrolmentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

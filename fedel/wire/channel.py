@@ -23,6 +23,9 @@ OPTIONS: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
+    # A connection that says nothing, or on which nobody calls, is ended; a channel connects again by itself.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
     ("grpc.so_reuseport", 0),
 ]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ import yaml
 from fedel_aggregator.config import AggregatorConfig
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_edge.config import AgentConfig
+from packaging.utils import canonicalize_name
 
+from docker import lock
 from fedel import __version__, config
 from fedel.cli.local import read_job
 
@@ -61,8 +65,74 @@ def test_images_have_a_pinned_base_and_a_user(path: Path) -> None:
 
 def test_the_server_image_has_no_torch() -> None:
     text = (DOCKER / "Dockerfile.server").read_text(encoding="utf-8")
-    assert ["postgres,server"] == re.findall(r'"\.\[(.*?)\]"', text)
     assert "torch" not in re.sub("^#.*", "", text, flags=re.MULTILINE)
+    assert "torch" not in locked("server")
+    assert "torch" in locked("agent")
+
+
+def locked(kind: str) -> dict[str, str]:
+    """The versions in one of the lists with hashes."""
+    text = (DOCKER / "requirements" / f"{kind}.txt").read_text(encoding="utf-8")
+    return dict(re.findall(r"^(\S+)==(\S+) \\$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("kind", lock.SETS)
+def test_everything_that_is_shipped_is_locked_with_its_hashes(kind: str) -> None:
+    """If this fails: `make lock`."""
+    pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    found = locked(kind)
+    assert lock.needed(*lock.SETS[kind]) == found.keys()
+    assert {name: pins[name] for name in found} == found
+    text = (DOCKER / "requirements" / f"{kind}.txt").read_text(encoding="utf-8")
+    for entry in re.split(r"\n(?=\S)", text.strip())[1:]:
+        assert re.fullmatch(r"\S+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry), entry
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.suffix[1:])
+def test_images_install_only_what_is_locked(path: Path) -> None:
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    if path.suffix == ".jetson":
+        assert "--require-hashes" not in text, "docs/security.md says so"
+        return
+    installs = re.findall(r"pip (?:--python \S+ )?(?:install|wheel|download)\s.*?(?=&&|\n|$)", text)
+    assert 4 == len(installs)
+    assert all("--require-hashes" in each or "--no-deps --no-" in each for each in installs)
+
+
+def test_pip_refuses_a_file_with_another_hash(tmp_path: Path) -> None:
+    """What the images rely on."""
+    with zipfile.ZipFile(tmp_path / "idna-3.20-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("idna-3.20.dist-info/METADATA", "Metadata-Version: 2.1\nName: idna\nVersion: 3.20\n")
+        wheel.writestr("idna-3.20.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("idna-3.20.dist-info/RECORD", "")
+    (entry,) = re.findall(
+        r"^idna==3\.20 \\\n +--hash=\S+$", (DOCKER / "requirements" / "server.txt").read_text(), re.M
+    )
+    (tmp_path / "requirements.txt").write_text(entry)
+    command = [sys.executable, "-m", "pip", "download", "--no-index", "--find-links", tmp_path, "--no-deps"]
+    done = subprocess.run(
+        [*command, "--dest", tmp_path / "got", "--require-hashes", "-r", tmp_path / "requirements.txt"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={key: value for key, value in os.environ.items() if not key.startswith("PIP_")},
+    )
+    assert 0 != done.returncode
+    assert "DO NOT MATCH THE HASHES" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["server", "agent", "device"])
+def test_the_sbom_names_what_is_shipped(tmp_path: Path, kind: str) -> None:
+    assert 0 == subprocess.run([sys.executable, DOCKER / "sbom.py", tmp_path], check=True).returncode
+    bom = json.loads((tmp_path / f"fedel-{kind}-{__version__}.cdx.json").read_text())
+    assert ("CycloneDX", "1.6") == (bom["bomFormat"], bom["specVersion"])
+    about = bom["metadata"]["component"]
+    assert (f"fedel-{kind}", __version__) == (about["name"], about["version"])
+    parts = {each["name"]: each for each in bom["components"]}
+    assert {name: each["version"] for name, each in parts.items()} == locked(kind) | {"fedel": __version__}
+    assert "pkg:pypi/numpy@" + locked(kind)["numpy"] == parts["numpy"]["purl"]
+    assert all(len(each["hashes"]) >= 1 for name, each in parts.items() if name != "fedel")
 
 
 def _compose() -> list[str] | None:

@@ -19,6 +19,7 @@ from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.server import serve as coordinating
 from grpc import aio
 
+from fedel.security import authority
 from fedel.security import certificates as x
 from fedel.security.authority import Authority
 from fedel.security.folder import ensure_key, install
@@ -40,6 +41,17 @@ class Pki:
         folder = self.folder / f"{role}-{name}"
         hosts = HOSTS if role == "service" else ()
         self.authority.issue(folder, Identity(role, name), hosts, days)
+        return Tls(dir=str(folder), crl=str(self.authority.folder / "crl.pem"))
+
+    def due(self, role: str, name: str, days: float = 30.0) -> Tls:
+        """A certificate of which three quarters of the time have passed."""
+        folder, then = self.folder / f"{role}-{name}", x.utc_now() - timedelta(days=days * 3 / 4)
+        hosts = HOSTS if role == "service" else ()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(authority, "utc_now", lambda: then)
+            request = x.new_request(ensure_key(folder))
+            cert = self.authority.sign(request, Identity(role, name), hosts, days)
+        install(folder, x.to_pem(self.authority.ca), cert)
         return Tls(dir=str(folder), crl=str(self.authority.folder / "crl.pem"))
 
     def expired(self, role: str, name: str) -> Tls:
@@ -73,12 +85,13 @@ class Servers:
 
 
 @asynccontextmanager
-async def servers(folder: Path, pki: Pki, **settings: Any) -> AsyncIterator[Servers]:
+async def servers(
+    folder: Path, pki: Pki, aggregator_tls: Tls | None = None, **settings: Any
+) -> AsyncIterator[Servers]:
     port_file, http_file = folder / "enrolment.address", folder / "http.address"
     async with AsyncExitStack() as stack:
-        aggregator_config = AggregatorConfig(
-            listen="127.0.0.1:0", data_dir=folder / "aggregator", tls=pki.tls("service", "aggregator")
-        )
+        tls = aggregator_tls or pki.tls("service", "aggregator")
+        aggregator_config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder / "aggregator", tls=tls)
         bulk, aggregator = await stack.enter_async_context(aggregating(aggregator_config))
         config = CoordinatorConfig(
             listen="127.0.0.1:0",

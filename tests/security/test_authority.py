@@ -73,7 +73,7 @@ def test_a_request_that_its_key_did_not_sign_is_refused(pki: Pki, tmp_path: Path
 
 def test_renewing_keeps_identity_hosts_and_lifetime(pki: Pki, tmp_path: Path) -> None:
     old = pki.authority.issue(tmp_path / "c", Identity("service", "c"), ["server.lan", "10.0.0.1"], days=7)
-    cert = pki.authority.renew(x.new_request(ensure_key(tmp_path / "c")), old.facts)
+    cert = pki.authority.renew(x.new_request(ensure_key(tmp_path / "c")), old.facts, early=True)
     new = install(tmp_path / "c", old.ca, cert).facts
     assert (old.facts.identity, old.facts.hosts) == (new.identity, new.hosts)
     assert days_left(new) == pytest.approx(7, abs=0.01)
@@ -84,7 +84,7 @@ def test_what_is_revoked_is_not_renewed(pki: Pki, tmp_path: Path) -> None:
     old = pki.authority.issue(tmp_path / "a", AGENT)
     assert [f"{old.facts.serial:x}"] == [i.serial for i in pki.authority.revoke(AGENT)]
     with pytest.raises(CertificateError, match="is revoked"):
-        pki.authority.renew(x.new_request(ensure_key(tmp_path / "a")), old.facts)
+        pki.authority.renew(x.new_request(ensure_key(tmp_path / "a")), old.facts, early=True)
     assert ["revoked"] == [i.status(x.utc_now()) for i in pki.authority.issued()]
 
 

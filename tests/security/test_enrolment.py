@@ -97,7 +97,7 @@ async def test_nothing_else_is_on_the_enrolment_port_and_enrol_is_on_no_other(tm
 @asynchronous
 async def test_a_certificate_is_renewed_over_mtls_unless_it_is_revoked(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
-    tls = pki.tls("service", "shard-2")
+    tls = pki.due("service", "shard-2")
     before = load(tls.folder).facts
     async with servers(tmp_path, pki) as made:
         async with connect(made.coordinator_address, tls) as channel:

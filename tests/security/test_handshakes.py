@@ -9,7 +9,7 @@ import grpc
 import pytest
 from fedel_aggregator.server import SERVICE as AGGREGATOR
 from fedel_coordinator.server import SERVICE as COORDINATOR
-from fedel_services import guard
+from fedel_services import guard, requests
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -21,7 +21,7 @@ from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
 from tests.federation.support import until
-from tests.security.support import Pki, refusal, servers
+from tests.security.support import Pki, Servers, refusal, servers
 from tests.services.coordinator.support import asynchronous
 
 LIST = coordinator_pb2.ListRunsRequest()
@@ -202,6 +202,47 @@ async def test_an_agent_cannot_run_rounds_or_read_status(tmp_path: Path) -> None
                 stub.KeepVersion(aggregator_pb2.KeepVersionRequest()),
             ):
                 assert ("PERMISSION_DENIED", "role") == await refusal(call)
+
+
+async def denied(made: Servers, tls: Tls) -> set[str]:
+    """The calls that end with PERMISSION_DENIED, of those that only one role may make."""
+    found = set()
+    async with connect(made.coordinator_address, tls) as main, connect(made.aggregator_address, tls) as bulk:
+        coordinator, aggregator = CoordinatorServiceStub(main), AggregatorServiceStub(bulk)
+        for name, call in {
+            "Session": coordinator.Session().read(),
+            "CreateRun": coordinator.CreateRun(coordinator_pb2.CreateRunRequest(run="x")),
+            "ControlRun": coordinator.ControlRun(coordinator_pb2.ControlRunRequest(run="x")),
+            "PutUpdate": aggregator.PutUpdate().read(),
+            "CreateModel": aggregator.CreateModel(iter([])),
+            "SealRound": aggregator.SealRound(aggregator_pb2.SealRoundRequest()),
+            "CommitRound": aggregator.CommitRound(aggregator_pb2.CommitRoundRequest()),
+            "KeepVersion": aggregator.KeepVersion(aggregator_pb2.KeepVersionRequest()),
+        }.items():
+            code, reason = await refusal(call)
+            if (code, reason) == ("PERMISSION_DENIED", "role"):
+                found.add(name)
+    return found
+
+
+@asynchronous
+async def test_an_operator_cannot_run_rounds_or_take_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "FIRST_SECONDS", 0.2)
+    pki = Pki(tmp_path)
+    async with servers(tmp_path, pki) as made:
+        refused = await denied(made, pki.tls("operator", "ada"))
+    assert {"Session", "PutUpdate", "SealRound", "CommitRound", "KeepVersion"} == refused
+
+
+@asynchronous
+async def test_a_service_cannot_submit_or_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "FIRST_SECONDS", 0.2)
+    pki = Pki(tmp_path)
+    async with servers(tmp_path, pki) as made:
+        refused = await denied(made, pki.tls("service", "shard"))
+    assert {"Session", "CreateRun", "ControlRun", "PutUpdate", "CreateModel"} == refused
 
 
 @asynchronous

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import grpc
 from grpc import aio
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from fedel.errors import CertificateError
 from fedel.security.certificates import Facts, facts_of_pem, utc_now
@@ -20,6 +20,7 @@ from fedel.security.identity import RULES
 from fedel.telemetry import AccessMetrics
 from fedel_services.errors import refuse
 from fedel_services.handlers import Behaviour, behaviour_of, with_behaviour
+from fedel_services.rates import Rates, peer_host
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,11 @@ _STATUS = {
     "token": grpc.StatusCode.UNAUTHENTICATED,
     "role": grpc.StatusCode.PERMISSION_DENIED,
     "client": grpc.StatusCode.PERMISSION_DENIED,
+    "early": grpc.StatusCode.FAILED_PRECONDITION,
+    "rate": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
+LOG_BURST, LOG_SECONDS = 20, 10.0
+"""Lines about refused calls from one address: this many at once, then one after each such time."""
 
 
 class Gatekeeper:
@@ -40,14 +45,29 @@ class Gatekeeper:
 
     def __init__(self, registry: CollectorRegistry, own: Watched | None) -> None:
         self._metrics = AccessMetrics(registry)
+        self._lines = Rates(LOG_BURST, LOG_SECONDS)
+        self._unlogged = 0
         if own is not None:
             expiry = self._metrics.certificate_expiry
             expiry.set_function(lambda: own.current().facts.not_after.timestamp())
 
+    @property
+    def list_fetched(self) -> Gauge:
+        """When the revocation list was last fetched."""
+        return self._metrics.list_fetched
+
     async def refuse(self, context: Any, reason: str, message: str, **about: Any) -> NoReturn:
         self._metrics.refused.labels(reason).inc()
-        log.warning("refused: %s", message, extra={"reason": reason, "peer": context.peer(), **about})
+        self._log(message, {"reason": reason, "peer": context.peer(), **about})
         await refuse(context, _STATUS[reason], message, reason)
+
+    def _log(self, message: str, about: dict[str, Any]) -> None:
+        if not self._lines.allow(peer_host(about["peer"])):
+            self._unlogged += 1
+            return
+        unlogged, self._unlogged = self._unlogged, 0
+        more = f" ({unlogged} more refused calls were only counted)" if unlogged else ""
+        log.warning("refused: %s%s", message, more, extra=about)
 
 
 @dataclass(frozen=True)

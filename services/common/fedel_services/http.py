@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import (
     CollectorRegistry,
     PlatformCollector,
@@ -21,16 +22,16 @@ from prometheus_client import (
 from fedel.errors import FedelError, ServiceError
 from fedel.files import write_atomic
 from fedel.telemetry import build_info
+from fedel_services.visitors import Connections, Problem, limit_requests
 
 log = logging.getLogger(__name__)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 STOP_SECONDS = 2.0
 """How long running requests may still take when the service stops."""
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format, in the version that every Prometheus reads."""
-FOLLOWERS = web.AppKey("followers", set)
-"""Tasks that answer a request without end: they are cancelled when the service stops."""
+FOLLOWERS = web.AppKey("followers", dict[asyncio.Task[None], str])
+"""Tasks that answer a request without end, and their visitors: they are cancelled when the service stops."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -51,8 +52,13 @@ def new_registry(service: str) -> CollectorRegistry:
     return registry
 
 
-def new_app(registry: CollectorRegistry, refresh: Callable[[], None]) -> web.Application:
-    """Health and metrics; ``refresh`` sets the gauges of the current state before each scrape."""
+def new_app(
+    registry: CollectorRegistry, refresh: Callable[[], None], checks: Sequence[Middleware] = ()
+) -> web.Application:
+    """Health and metrics; ``refresh`` sets the gauges of the current state before each scrape.
+
+    ``checks`` see every request before it is answered.
+    """
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -64,8 +70,8 @@ def new_app(registry: CollectorRegistry, refresh: Callable[[], None]) -> web.App
         headers = {"Content-Type": TEXT_FORMAT} | ({"Content-Encoding": "gzip"} if zipped else {})
         return web.Response(body=text, headers=headers)
 
-    app = web.Application(middlewares=[_errors_as_json])
-    app[FOLLOWERS] = set()
+    app = web.Application(middlewares=[_errors_as_json, limit_requests(), *checks])
+    app[FOLLOWERS] = {}
     app.on_response_prepare.append(_add_headers)
     app.on_shutdown.append(_end_followers)
     app.router.add_get("/healthz", healthz)
@@ -83,30 +89,31 @@ async def serve_http(app: web.Application, address: str, port_file: Path | None 
         yield ""
         return
     host, _, port = address.rpartition(":")
+    connections = Connections()
+    app.middlewares.insert(0, connections.note)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
+    watching = asyncio.create_task(connections.watch())
+    server: asyncio.Server | None = None
     try:
         try:
-            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
-        except (OSError, ValueError) as error:
+            server = await asyncio.get_running_loop().create_server(
+                connections.accept(runner.server), host.strip("[]"), int(port)
+            )
+        except (OSError, ValueError, OverflowError) as error:
             raise ServiceError(
                 f"http = {address!r}: cannot listen there ({error}); write host:port, with a port that is free"
             ) from None
-        found = f"{host}:{runner.addresses[0][1]}"
+        found = f"{host}:{server.sockets[0].getsockname()[1]}"
         if port_file is not None:
             await asyncio.to_thread(write_atomic, port_file, found)
         log.info("HTTP on http://%s", found)
         yield found
     finally:
+        watching.cancel()
+        if server is not None:
+            server.close()
         await runner.cleanup()
-
-
-class Problem(Exception):
-    """Ends a request with a status and a message that says what to do."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @web.middleware

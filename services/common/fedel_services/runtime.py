@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from fedel_services.errors import ErrorStatuses, Statuses
 from fedel_services.errors import refuse as refuse
 from fedel_services.guard import Gatekeeper, Guard
 from fedel_services.health import Health
+from fedel_services.requests import Requests
+from fedel_services.revocation_list import Fetcher
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,8 +52,17 @@ class Server:
         self._tls = tls
         self._watched = Watched(tls.folder) if tls.secure else None
         self.keeper = Gatekeeper(registry, self._watched)
-        guards = [Guard(self.keeper, Revocations(tls.crl_path, self._watched))] if self._watched else []
-        self.grpc = aio.server(interceptors=[*guards, ErrorStatuses(statuses)], options=SERVER_OPTIONS)
+        guards = []
+        self._fetcher: Fetcher | None = None
+        if self._watched:
+            revocations = Revocations(tls.crl_path, self._watched)
+            guards = [Guard(self.keeper, revocations)]
+            if tls.crl_from:
+                self._fetcher = Fetcher(tls, revocations, self.keeper.list_fetched)
+        self._fetching: asyncio.Task[None] | None = None
+        self.grpc = aio.server(
+            interceptors=[*guards, ErrorStatuses(statuses), Requests()], options=SERVER_OPTIONS
+        )
         self._health = Health()
         self._service_names = [*service_names]
         self._health_server: aio.Server | None = None
@@ -80,6 +92,8 @@ class Server:
             self._health_server = self._serve_health(health)
             await self._health_server.start()
         await self.grpc.start()
+        if self._fetcher is not None:
+            self._fetching = asyncio.create_task(self._fetcher.run())
         return self.port
 
     def _serve_health(self, address: str) -> aio.Server:
@@ -101,6 +115,9 @@ class Server:
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Take no new calls, and give those that run ``grace`` seconds to finish."""
         await self.set_ready(False)
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.wait({self._fetching})
         await self.grpc.stop(grace)
         if self._health_server is not None:
             await self._health_server.stop(None)
@@ -140,7 +157,12 @@ def run_service(settings: Logged, service: AbstractAsyncContextManager[object]) 
             await wait_for_stop_signal()
 
     set_up_logging(settings.log_level, settings.log_json)
-    asyncio.run(run())
+    # Models, updates and databases are for the service's own user.
+    before = os.umask(0o077)
+    try:
+        asyncio.run(run())
+    finally:
+        os.umask(before)
     return 0
 
 

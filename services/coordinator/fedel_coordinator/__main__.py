@@ -10,7 +10,7 @@ from dataclasses import replace
 from fedel_services import runtime
 from fedel_services.runtime import load_config, run_service
 
-from fedel_coordinator.config import DATABASE_VARIABLE, TOKEN_VARIABLE, CoordinatorConfig
+from fedel_coordinator.config import DATABASE_VARIABLE, TOKEN_VARIABLE, VIEW_TOKEN_VARIABLE, CoordinatorConfig
 from fedel_coordinator.server import serve
 
 
@@ -21,6 +21,7 @@ def read_config(path: str | None, overrides: Sequence[str]) -> CoordinatorConfig
         config,
         database_url=os.environ.get(DATABASE_VARIABLE) or config.database_url,
         http_token=os.environ.get(TOKEN_VARIABLE) or config.http_token,
+        http_view_token=os.environ.get(VIEW_TOKEN_VARIABLE) or config.http_view_token,
     )
 
 

@@ -11,6 +11,8 @@ DATABASE_VARIABLE = "FEDEL_DATABASE_URL"
 """Environment variable that overrides ``database_url``, because that may hold a password."""
 TOKEN_VARIABLE = "FEDEL_HTTP_TOKEN"
 """Environment variable that overrides ``http_token``."""
+VIEW_TOKEN_VARIABLE = "FEDEL_HTTP_VIEW_TOKEN"
+"""Environment variable that overrides ``http_view_token``."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,15 @@ class CoordinatorConfig:
     """Write ``config.toml``, ``rounds.jsonl`` and ``result.json`` of each run below here, if given."""
     http: str = ""
     """Address and port of the live page, its JSON and ``/metrics``; port 0 takes a free one, empty switches it
-    off. Anyone who can reach it may read it."""
+    off. Anyone who can reach it may read it, unless ``http_view_token`` is set."""
     http_port_file: Path | None = None
     """Write the address of the page here, for scripts that asked for port 0."""
     http_token: str = ""
     """Anyone who has this token may pause, resume and stop runs from the page; if empty, no one may."""
+    http_view_token: str = ""
+    """Needed to look at the page, its JSON and ``/metrics``; if empty, nothing is needed."""
+    http_hosts: tuple[str, ...] = ()
+    """Names under which browsers and Prometheus reach the page, beside ``localhost`` and addresses."""
     heartbeat_seconds: float = 5.0
     """Seconds between two heartbeats of an agent."""
     silent_heartbeats: float = 3.0

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from fedel_services.errors import refuse
-from fedel_services.guard import Gatekeeper, caller
+from fedel_services.errors import ErrorStatuses, refuse
+from fedel_services.guard import Caller, Gatekeeper, caller
+from fedel_services.rates import Rates, peer_host
+from fedel_services.requests import Requests
 from fedel_services.runtime import GRACE_SECONDS, Server
 from grpc import aio
 
 from fedel.errors import CertificateError, ConfigError, ServiceError
 from fedel.files import write_atomic
-from fedel.security.authority import Authority
+from fedel.security.authority import Authority, EarlyRenewal
 from fedel.security.certificates import key_of_request
 from fedel.security.folder import Watched
 from fedel.security.tls import Tls
@@ -29,12 +31,30 @@ from fedel_coordinator.config import EnrolmentConfig
 log = logging.getLogger(__name__)
 
 
+ENROL_BURST, ENROL_SECONDS = 30, 1.0
+"""Enrolments from one address: this many at once, then one after each such time."""
+RENEW_BURST, RENEW_SECONDS = 10, 60.0
+"""Renewals of one identity."""
+ENROLMENT_OPTIONS = [
+    *SERVER_OPTIONS,
+    # Anyone may connect here: a call is short, its message small, and nobody needs to stay.
+    ("grpc.max_receive_message_length", 64 * 1024),
+    ("grpc.max_connection_age_ms", 60_000),
+    ("grpc.max_connection_age_grace_ms", 20_000),
+]
+
+
 class Enrolment(EnrolmentServiceServicer):
     def __init__(self, authority: Authority, keeper: Gatekeeper) -> None:
         self._authority = authority
         self._keeper = keeper
+        self._enrolments = Rates(ENROL_BURST, ENROL_SECONDS)
+        self._renewals = Rates(RENEW_BURST, RENEW_SECONDS)
 
     async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolResponse:
+        if not self._enrolments.allow(peer_host(context.peer())):
+            message = "too many enrolments from this address: wait a minute, then try again"
+            await self._keeper.refuse(context, "rate", message)
         await _check_request(request.signing_request, context)
         try:
             grant, certificates = await asyncio.to_thread(
@@ -46,16 +66,37 @@ class Enrolment(EnrolmentServiceServicer):
         return pb.EnrolResponse(certificates=certificates)
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
-        now = caller()
-        if now is None:
-            await self._keeper.refuse(context, "certificate", "there is no certificate to renew: enrol first")
+        now = await self._known(context)
+        identity = now.facts.identity
+        about = {"client": identity.name}
+        if not self._renewals.allow(identity.uri):
+            message = f"too many renewals of {identity}: wait some minutes, then try again"
+            await self._keeper.refuse(context, "rate", message, **about)
         await _check_request(request.signing_request, context)
         try:
             certificates = await asyncio.to_thread(self._authority.renew, request.signing_request, now.facts)
+        except EarlyRenewal as error:
+            await self._keeper.refuse(context, "early", str(error), **about)
         except CertificateError as error:
-            await self._keeper.refuse(context, "revoked", str(error), client=now.facts.identity.name)
-        log.info("renewed the certificate of %s", now.facts.identity, extra={"client": now.facts.identity.name})
+            await self._keeper.refuse(context, "revoked", str(error), **about)
+        log.info("renewed the certificate of %s", identity, extra=about)
         return pb.RenewResponse(certificates=certificates)
+
+    async def GetRevocationList(
+        self,
+        request: pb.GetRevocationListRequest,  # noqa: ARG002
+        context: Any,
+    ) -> pb.GetRevocationListResponse:
+        await self._known(context)
+        found = await asyncio.to_thread(self._authority.signed_list)
+        return pb.GetRevocationListResponse(revocation_list=found)
+
+    async def _known(self, context: Any) -> Caller:
+        """The enrolment port is for ``Enrol`` alone: its callers have no certificate."""
+        now = caller()
+        if now is None:
+            await self._keeper.refuse(context, "certificate", "this call needs a certificate: enrol first")
+        return now
 
 
 @asynccontextmanager
@@ -76,7 +117,7 @@ async def serve_enrolment(config: EnrolmentConfig, tls: Tls, server: Server) -> 
     if not config.listen:
         yield
         return
-    other = aio.server(options=SERVER_OPTIONS)
+    other = aio.server(interceptors=[ErrorStatuses(), Requests()], options=ENROLMENT_OPTIONS)
     add_EnrolmentServiceServicer_to_server(servicer, other)
     try:
         address = f"{config.listen.rpartition(':')[0]}:{await _listen(other, config.listen, tls)}"

@@ -18,15 +18,19 @@ wheels=$work/$name/wheels
 mkdir -p "$work/source"
 cp -r pyproject.toml README.md LICENSE fedel services agents "$work/source"
 "$PIP" wheel --quiet --no-deps --wheel-dir "$wheels" "$work/source"
-if [ "$machine $python" = "$here" ]; then
-  set -- --constraint constraints.txt
-else
-  # The pins are for this machine's Python; another Python gets the newest versions that fit it.
-  set -- --only-binary :all: --python-version "$python"
+set -- --only-binary :all:
+if [ "$machine $python" != "$here" ]; then
+  set -- "$@" --python-version "$python"
   for glibc in 2_17 2_28 2_31 2_34 2_35; do set -- "$@" --platform "manylinux_${glibc}_$machine"; done
   set -- "$@" --platform "manylinux2014_$machine"
 fi
-"$PIP" download --quiet --dest "$wheels" "$@" "$(echo "$wheels"/fedel-*.whl)[edge-own-torch]" pip
+if [ "$python" = 3.11 ]; then
+  # Only files whose hash is listed.
+  "$PIP" download --quiet --dest "$wheels" "$@" --require-hashes -r docker/requirements/device.txt
+else
+  # The pins and hashes are for Python 3.11; another Python gets the newest versions that fit it.
+  "$PIP" download --quiet --dest "$wheels" "$@" "$(echo "$wheels"/fedel-*.whl)[edge-own-torch]" pip
+fi
 while missing=$("$(dirname "$PIP")/python" systemd/missing.py "$wheels" "$machine" "$python"); [ -n "$missing" ]; do
   # shellcheck disable=SC2086
   "$PIP" download --quiet --dest "$wheels" --no-deps "$@" $missing

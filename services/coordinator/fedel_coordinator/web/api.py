@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from typing import Any
 
 from aiohttp import web
-from fedel_services.http import FOLLOWERS, Problem
+from fedel_services.http import FOLLOWERS
+from fedel_services.visitors import Problem, visitor
 
 from fedel.errors import ServiceError
 from fedel.serialisation import to_json
 from fedel_coordinator.web import views
 from fedel_coordinator.web.events import Events
 from fedel_coordinator.web.follow import Follower
+from fedel_coordinator.web.login import LOGIN, Login
 from fedel_coordinator.web.reader import Reader
 from fedel_coordinator.web.rounds import MAX_ROUNDS
 
-MAX_FOLLOWERS = 100
-"""Watching must not slow down training."""
+MAX_FOLLOWERS, MAX_OF_VISITOR = 100, 20
+"""Watching must not slow down training; and one address cannot keep others from it."""
 COMPRESS_BYTES = 16 * 1024
 """Longer answers are compressed, if the client accepts that."""
 
@@ -26,8 +27,8 @@ COMPRESS_BYTES = 16 * 1024
 class Api:
     """Handlers of one coordinator."""
 
-    def __init__(self, reader: Reader, events: Events, token: str) -> None:
-        self._reader, self._events, self._token = reader, events, token
+    def __init__(self, reader: Reader, events: Events, login: Login) -> None:
+        self._reader, self._events, self._login = reader, events, login
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_get("/api/runs", self.runs)
@@ -35,10 +36,11 @@ class Api:
         app.router.add_get("/api/runs/{run}/rounds", self.rounds)
         app.router.add_get("/api/runs/{run}/events", self.follow)
         app.router.add_post("/api/runs/{run}/{action:pause|resume|stop}", self.control)
+        app.router.add_post(LOGIN, self._login.answer)
 
     async def runs(self, _request: web.Request) -> web.Response:
         found = [views.summary(run.view()) for run in await self._reader.all()]
-        return _json({"runs": found, "can_control": bool(self._token), "now": self._reader.now()})
+        return _json({"runs": found, "can_control": self._login.can_control, "now": self._reader.now()})
 
     async def run(self, request: web.Request) -> web.Response:
         run = await self._reader.find(request.match_info["run"])
@@ -62,38 +64,34 @@ class Api:
     async def follow(self, request: web.Request) -> web.StreamResponse:
         run = await self._reader.find(request.match_info["run"])
         since = _number(request, "since", 0, request.headers.get("Last-Event-ID", ""))
-        if len(request.app[FOLLOWERS]) >= MAX_FOLLOWERS:
-            raise Problem(503, f"{MAX_FOLLOWERS} pages follow already: close one, or read /api/runs/NAME")
+        followers, address = request.app[FOLLOWERS], visitor(request)
+        if len(followers) >= MAX_FOLLOWERS or list(followers.values()).count(address) >= MAX_OF_VISITOR:
+            raise Problem(
+                503,
+                f"{len(followers)} pages follow already; {MAX_FOLLOWERS} may, {MAX_OF_VISITOR} of one address: "
+                "close one, or read /api/runs/NAME",
+            )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
-        await response.prepare(request)
         task = asyncio.current_task()
-        request.app[FOLLOWERS].add(task)
+        assert task is not None
+        followers[task] = address
         try:
+            await response.prepare(request)
             await Follower(self._reader, self._events, response, since).follow(run)
         except ConnectionError:
             pass  # the listener has gone
         finally:
-            request.app[FOLLOWERS].discard(task)
+            del followers[task]
         return response
 
     async def control(self, request: web.Request) -> web.Response:
-        self._check_token(request)
+        self._login.check_control(request)
         run, action = await self._reader.find(request.match_info["run"]), request.match_info["action"]
         try:
             await run.control(action)
         except ServiceError as error:
             raise Problem(409, str(error)) from None
         return _json(self._reader.head(run))
-
-    def _check_token(self, request: web.Request) -> None:
-        if not self._token:
-            raise Problem(
-                403,
-                "this page is read-only: set http_token, or FEDEL_HTTP_TOKEN, on the coordinator to control",
-            )
-        kind, _, given = request.headers.get("Authorization", "").partition(" ")
-        if kind != "Bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):
-            raise Problem(403, "wrong or missing token: send 'Authorization: Bearer TOKEN', as in http_token")
 
 
 def _number(request: web.Request, key: str, default: int, preferred: str = "") -> int:

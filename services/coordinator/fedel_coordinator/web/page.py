@@ -7,13 +7,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
-from fedel_services.http import Handler, new_app, serve_http
+from aiohttp.typedefs import Handler
+from fedel_services.http import new_app, serve_http
+from fedel_services.visitors import check_host
 from prometheus_client import CollectorRegistry
 
+from fedel.security.tls import host_of
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.gauges import Gauges
 from fedel_coordinator.web.api import Api
 from fedel_coordinator.web.events import capture_log
+from fedel_coordinator.web.login import Login
 from fedel_coordinator.web.reader import Reader
 
 STATIC = Path(__file__).with_name("static")
@@ -34,12 +38,19 @@ async def serve_page(coordinator: Coordinator, registry: CollectorRegistry) -> A
         yield ""
         return
     with capture_log() as events:
-        app = new_app(registry, Gauges(coordinator, coordinator.metrics).refresh)
-        Api(Reader(coordinator), events, config.http_token).add_to(app)
-        for file in (file for file in STATIC.iterdir() if file.suffix in KINDS):
-            app.router.add_get("/" if file.name == "index.html" else f"/{file.name}", _sender(file))
+        files = {_path(file): file for file in STATIC.iterdir() if file.suffix in KINDS}
+        login = Login(config.http_view_token, config.http_token, files)
+        checks = (check_host([host_of(config.http), *config.http_hosts]), login.check_view)
+        app = new_app(registry, Gauges(coordinator, coordinator.metrics).refresh, checks)
+        Api(Reader(coordinator), events, login).add_to(app)
+        for path, file in files.items():
+            app.router.add_get(path, _sender(file))
         async with serve_http(app, config.http, config.http_port_file) as address:
             yield address
+
+
+def _path(file: Path) -> str:
+    return "/" if file.name == "index.html" else f"/{file.name}"
 
 
 def _sender(file: Path) -> Handler:

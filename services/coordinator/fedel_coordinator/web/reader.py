@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedel_services.http import Problem
+from fedel_services.visitors import Problem
 
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.run_view import ShownRun

@@ -23,6 +23,7 @@ function go(change) {
 async function get(path) {
   const response = await fetch(path);
   const answer = await response.json();
+  if (response.status === 401) $("login").hidden = false;
   if (!response.ok) throw new Error(answer.error);
   return answer;
 }
@@ -228,11 +229,23 @@ function addEvents(events) {
   while ($("log").children.length > MAX_LOG) $("log").lastChild.remove();
 }
 
+const bearer = (id) => ({ method: "POST", headers: { Authorization: `Bearer ${$(id).value}` } });
+
+async function login(event) {
+  event.preventDefault();
+  const response = await fetch("/api/login", bearer("view-token"));
+  const answer = await response.json();
+  $("login").hidden = response.ok;
+  $("login-answer").textContent = response.ok ? "" : answer.error;
+  $("view-token").value = "";
+  if (response.ok) await loadRuns();
+}
+
 async function control(event) {
   event.preventDefault();
   const verb = event.submitter.value;
   if (verb === "stop" && !confirm(`Stop ${state.run}? It cannot be resumed.`)) return;
-  const response = await fetch(url(state.run, verb), { method: "POST", headers: { Authorization: `Bearer ${$("token").value}` } });
+  const response = await fetch(url(state.run, verb), bearer("token"));
   const answer = await response.json();
   $("answer").textContent = response.ok ? `${verb}: accepted` : answer.error;
 }
@@ -246,6 +259,7 @@ window.addEventListener("resize", () => state.head && later());
 window.addEventListener("keydown", (event) => { if (event.key === "Escape" && state.client) go({ client: "" }); });
 $("close").addEventListener("click", () => go({ client: "" }));
 $("verbs").addEventListener("submit", control);
+$("login").addEventListener("submit", login);
 setInterval(() => { if (state.head && !document.hidden) { drawHead(); table.tick(); } }, 1000);
 setInterval(() => { if (!document.hidden) loadRuns().catch((error) => linked("lost", error.message)); }, 5000);
 loadRuns().catch((error) => linked("lost", error.message));
