@@ -127,6 +127,7 @@ class Federation:
                     "device_type": f"1/{slowdown:g} of this machine" if slowdown > 1 else "this machine",
                     "evaluate": index == 0,
                     "data": {**self._fleet.data, "index": index, "of": count},
+                    "code": {"folders": list(self._user_code)},
                 },
             )
 

@@ -18,6 +18,7 @@ from fedel_edge.config import AgentConfig
 from grpc import aio
 
 from fedel.job import RunConfig
+from fedel.plugins import Allowed
 from fedel.types import Array, Memory, Patch, Task, Update
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc, task_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
@@ -217,7 +218,12 @@ class Federation:
             await server.stop(0)
 
     def agent(self, **changes: Any) -> Agent:
-        config = {"name": "client-1", "coordinator": self.coordinator_address, "state_dir": self.state_dir}
+        config = {
+            "name": "client-1",
+            "coordinator": self.coordinator_address,
+            "state_dir": self.state_dir,
+            "code": Allowed(("tests",)),
+        }
         return Agent(AgentConfig(**{**config, **self.config, **changes}))
 
     def offer(self, table: str = "", instance: str = "1", model_digest: str = SPEC.digest) -> None:

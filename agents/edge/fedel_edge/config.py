@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedel.plugins import Allowed
 from fedel.security.tls import Tls
 from fedel.training.settings import DataPart, TrainerSettings
 
@@ -39,6 +40,7 @@ class AgentConfig:
     log_json: bool = True
     """Logs as JSON lines, or as plain text."""
     data: DataPart = field(default_factory=DataPart)
+    code: Allowed = field(default_factory=Allowed)
     tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:

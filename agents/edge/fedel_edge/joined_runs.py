@@ -73,7 +73,12 @@ def identity_of(offer: coordinator_pb2.RunOffer) -> str:
 
 
 def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig) -> JoinedRun:
-    """Build model, data and profile. Slow: it loads data and may measure."""
+    """Build model, data and profile, from code that this device allows. Slow: it loads data and may measure."""
+    with plugins.only(config.code):
+        return _prepare(offer, config)
+
+
+def _prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig) -> JoinedRun:
     run = RunConfig.parse(json.loads(offer.config_json), f"run '{offer.run}'")
     trainer, evaluator = plugins.load(run.trainer, "trainer", ConfigError)(run, config.trainer_settings)
     if trainer.spec.digest != offer.model_digest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from fedel import plugins
 from fedel.errors import CertificateError, ConfigError
 from fedel.job import RunConfig
 from fedel.security.certificates import utc_now
@@ -54,11 +55,15 @@ def device(config: AgentConfig, job: RunConfig | None, root: Path = Path("/")) -
         yield skipped("data set", f"the job has a trainer of its own, {job.trainer}")
         yield skipped("one step", "only that trainer knows how")
         return
-    found, data = machine.data_set(config, job)
+    with plugins.only(config.code):
+        found, data = machine.data_set(config, job)
     yield found
-    yield (
-        skipped("one step", "needs the data set") if found.state == BAD else machine.one_step(config, job, data)
-    )
+    if found.state == BAD:
+        yield skipped("one step", "needs the data set")
+        return
+    with plugins.only(config.code):
+        step = machine.one_step(config, job, data)
+    yield step
 
 
 def certificate(config: AgentConfig) -> tuple[Finding, Credentials | None]:
