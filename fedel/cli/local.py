@@ -19,6 +19,8 @@ from fedel import config
 from fedel.cli import child
 from fedel.errors import ServiceError
 from fedel.job import RunConfig
+from fedel.security import secret
+from fedel.security.tls import Tls
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -64,6 +66,8 @@ class Federation:
         self._fleet = fleet
         self._user_code = user_code
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.tls = Tls(secret_file=str(directory / "state" / "secret"))
+        """How to connect to the processes: others who use this machine do not know their secret."""
         self.coordinator = ""
         """Address of the coordinator, once it listens."""
         self.page = ""
@@ -83,6 +87,10 @@ class Federation:
         self.stop()
 
     def _start_all(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for name in ("state", "logs", "configs"):
+            (self._directory / name).mkdir(mode=0o700, exist_ok=True)
+        secret.create(Path(self.tls.secret_file))
         names = [f"aggregator-{i}" for i in range(self._fleet.num_aggregators)]
         for name in names:
             self._start(
@@ -141,9 +149,8 @@ class Federation:
         return self._directory / "logs" / f"{name}.log"
 
     def _start(self, module: str, name: str, settings: Mapping[str, Any]) -> None:
-        for folder in ("state", "logs", "configs"):
-            (self._directory / folder).mkdir(parents=True, exist_ok=True)
         file = self._directory / "configs" / f"{name}.toml"
+        settings = {**settings, "tls": {"secret_file": self.tls.secret_file}}
         file.write_text(config.write(settings), encoding="utf-8")
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._fleet.threads), "MALLOC_ARENA_MAX": "2"}
         with self._log(name).open("wb") as log, _uninterrupted():

@@ -78,7 +78,7 @@ async def watched(
     federation: Federation, name: str, job: RunConfig, directory: Path, console: Console
 ) -> pb.RunStatus:
     """Follow the run until it is over. Raises if a process of the federation ends by itself."""
-    run = asyncio.create_task(one_run(federation.coordinator, name, job, directory, console))
+    run = asyncio.create_task(one_run(federation.coordinator, name, job, directory, console, federation.tls))
     watch = asyncio.create_task(federation.watch())
     done, pending = await asyncio.wait({run, watch}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

@@ -26,7 +26,7 @@ from fedel.security.tls import Tls, add_options
 from fedel.wire.channel import SERVER_OPTIONS, server_credentials
 from fedel_services.errors import ErrorStatuses, Statuses
 from fedel_services.errors import refuse as refuse
-from fedel_services.guard import Gatekeeper, Guard
+from fedel_services.guard import Gatekeeper, Guard, SecretGuard
 from fedel_services.health import Health
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,11 @@ class Server:
         self._tls = tls
         self._watched = Watched(tls.folder) if tls.secure else None
         self.keeper = Gatekeeper(registry, self._watched)
-        guards = [Guard(self.keeper, Revocations(tls.crl_path, self._watched))] if self._watched else []
+        guards: list[aio.ServerInterceptor] = []
+        if self._watched:
+            guards.append(Guard(self.keeper, Revocations(tls.crl_path, self._watched)))
+        elif tls.secret:
+            guards.append(SecretGuard(self.keeper, tls.secret))
         self.grpc = aio.server(interceptors=[*guards, ErrorStatuses(statuses)], options=SERVER_OPTIONS)
         self._health = Health()
         self._service_names = [*service_names]
