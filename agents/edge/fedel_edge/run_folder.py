@@ -18,6 +18,10 @@ from fedel_edge import checked_files
 from fedel_edge.checked_files import PRIVATE, read_record, write_record
 from fedel_edge.memory import DiskMemories, numbered
 
+STAMP = "identity"
+"""File that says which run a folder is of."""
+COPIES = 6
+"""A folder holds at most this many times the size of the model: the model, three memories, two updates."""
 _KEPT_UPDATES = 2
 """Where a late update counts in the next round, two rounds can be under way."""
 
@@ -30,7 +34,7 @@ class RunFolder:
 
     def __init__(self, state_dir: Path, run: str, identity: str) -> None:
         self.path = state_dir / safe_name(run)
-        stamp = self.path / "identity"
+        stamp = self.path / STAMP
         if not stamp.exists() or stamp.read_bytes() != identity.encode():
             shutil.rmtree(self.path, ignore_errors=True)
             self.path.mkdir(mode=0o700, parents=True)
