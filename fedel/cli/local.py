@@ -55,16 +55,22 @@ class Federation:
     """Starts the processes and ends them; use as a context manager."""
 
     def __init__(
-        self, directory: Path, runs_dir: Path, fleet: LocalFleet, user_code: Sequence[str] = ()
+        self,
+        directory: Path,
+        runs_dir: Path,
+        fleet: LocalFleet,
+        user_code: Sequence[str] = (),
+        packages: Sequence[str] = (),
     ) -> None:
         """``directory`` is for configurations, logs and state of the processes, ``runs_dir`` for results.
 
-        ``user_code`` are folders in which the processes find the user's own models and data.
+        ``user_code`` are folders in which the processes find the user's own models and data; agents run what is
+        there, and installed ``packages``.
         """
         self._directory = directory
         self._runs_dir = runs_dir
         self._fleet = fleet
-        self._user_code = user_code
+        self._user_code, self._packages = user_code, packages
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.tls = Tls(secret_file=str(directory / "state" / "secret"))
         """How to connect to the processes: others who use this machine do not know their secret."""
@@ -135,7 +141,7 @@ class Federation:
                     "device_type": f"1/{slowdown:g} of this machine" if slowdown > 1 else "this machine",
                     "evaluate": index == 0,
                     "data": {**self._fleet.data, "index": index, "of": count},
-                    "code": {"folders": list(self._user_code)},
+                    "code": {"allow": list(self._packages), "folders": list(self._user_code)},
                 },
             )
 

@@ -67,7 +67,8 @@ def main(arguments: argparse.Namespace) -> int:
         )
     else:
         own = user_code.folders(arguments.job)
-        with Federation(directory / "federation", arguments.out, fleet, own) as federation:
+        code = user_code.packages(job)
+        with Federation(directory / "federation", arguments.out, fleet, own, code) as federation:
             console.print(f"live page: {federation.page}", highlight=False, soft_wrap=True)
             status = asyncio.run(watched(federation, name, job, directory, console))
         federation.forget_state()
