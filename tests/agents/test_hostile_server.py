@@ -132,7 +132,7 @@ def test_a_shard_sends_only_its_own_tensors(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario, aggregators=shards)
 
 
-def test_bad_tasks_are_declined(tmp_path: Path) -> None:
+def test_bad_tasks_are_declined(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The gate's own tests have more of them."""
 
     async def scenario(fed: Federation) -> None:
@@ -151,6 +151,7 @@ def test_bad_tasks_are_declined(tmp_path: Path) -> None:
         assert [] == fed.coordinator.all("failed")
 
     run_scenario(tmp_path, scenario)
+    assert "refused: lr is nan" in caplog.text
 
 
 @pytest.mark.parametrize(

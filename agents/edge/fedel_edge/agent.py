@@ -155,7 +155,11 @@ class Agent:
         elif kind == "ended":
             name = clean(message.ended.run, MAX_NAME)
             _log.info("run '%s' is over: %s", name, _phase(message.ended.phase), extra={"run": name})
-        self._carry_out(self._state.receive(message))
+        effects = self._state.receive(message)
+        for effect in effects:
+            if isinstance(effect, decided.Send) and (refusal := _refusal_in(effect.message)):
+                _log.warning("refused: %s", refusal, extra={"client": self.config.client})
+        self._carry_out(effects)
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         """Nothing here waits: what takes long is begun, in the worker or in the background."""
@@ -294,6 +298,10 @@ class Agent:
         _log.error("%s", message, exc_info=None if foreseen else error, extra=self._about(run, round_num))
         failed = coordinator_pb2.TaskFailed(run=run, round_num=round_num, message=message)
         return SessionRequest(failed=failed)
+
+
+def _refusal_in(message: SessionRequest) -> str:
+    return message.answer.reason if message.HasField("answer") else message.failed.message
 
 
 def _phase(number: int) -> str:

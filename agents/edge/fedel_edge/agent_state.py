@@ -185,7 +185,8 @@ class AgentState:
             wrong = gate.objection_to_task(
                 task, self._client, run.config, run.trainer, self._slowdown, self._limits
             )
-        answer = pb.TaskAnswer(run=task.run, round_num=task.round_num, accepted=not wrong, reason=wrong)
+        name = clean(task.run, MAX_NAME)
+        answer = pb.TaskAnswer(run=name, round_num=task.round_num, accepted=not wrong, reason=wrong)
         if run is None or wrong:
             return [Send(SessionRequest(answer=answer))]
         return [Send(SessionRequest(answer=answer)), *_take_up(self._tasks, Assignment(run, task))]
