@@ -180,7 +180,12 @@ async def agents(folder: Path, address: str, indices: range, num_clients: int) -
             name = f"client-{index}"
             part = DataPart(index, num_clients)
             config = AgentConfig(
-                address, name, folder / name, data=part, evaluate=index == 0, code=Allowed(("tests",))
+                address,
+                name,
+                folder / name,
+                data=part,
+                evaluate=index == 0,
+                code=Allowed(("tests", "own_method")),
             )
             made.append(Agent(config))
             await stack.enter_async_context(running(made[-1]))
