@@ -37,6 +37,7 @@ from fedel_services.runtime import wait_for_stop_signal  # noqa: E402
 from grpc import aio  # noqa: E402
 
 from fedel.job import RunConfig  # noqa: E402
+from fedel.plugins import Allowed  # noqa: E402
 from fedel.records import RoundRecord  # noqa: E402
 from fedel.training.settings import DataPart  # noqa: E402
 from fedel.types import Tensors  # noqa: E402
@@ -64,7 +65,14 @@ async def play(address: str, first: int, num_agents: int, of: int, folder: Path)
     """Inside a loader process: runs some of the agents until it is stopped, then writes their results."""
     agents = [
         Apart(
-            AgentConfig(address, f"client-{i}", folder / f"client-{i}", data=DataPart(i, of), evaluate=i == 0)
+            AgentConfig(
+                address,
+                f"client-{i}",
+                folder / f"client-{i}",
+                data=DataPart(i, of),
+                evaluate=i == 0,
+                code=Allowed(("tests",)),
+            )
         )
         for i in range(first, first + num_agents)
     ]

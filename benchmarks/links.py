@@ -113,7 +113,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             data = {"index": index, "of": options.agents}
             settings = {"coordinator": coordinator, "name": name, "state_dir": str(folder / name), "data": data}
             settings["tls"] = {"dir": certificates.tls("agent", name).dir}
-            settings["log_level"] = "DEBUG"
+            settings["log_level"], settings["code"] = "DEBUG", {"allow": ["tests"]}
             stack.enter_context(agent(f"fedel-{name}", folder, name, settings))
         seen = _Seen()
         following = asyncio.ensure_future(follow(coordinator, RUN, seen.take, operator))

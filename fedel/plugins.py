@@ -2,19 +2,96 @@
 
 Two ways to name one: ``package.module:attribute``, or a name that an installed package has registered as an
 entry point in one of the groups ``fedel.models``, ``fedel.data`` and ``fedel.strategies``.
+
+A job can come from somebody else than the owner of the machine. So a device says which code a job may name
+(``Allowed``), and inside ``only(allowed)`` nothing else is imported, however it is named.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fedel.config import nearest
 from fedel.errors import FedelError
+
+OWN = ("fedel.strategies", "fedel.training.factory:make_trainer")
+"""FedEL's own that a job may name by its path. Its models and data sets have short names, which need none; the
+rest of FedEL can write files and open connections, and is not for jobs."""
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The ``[code]`` section of an agent: the code that a job may name, beside FedEL's own."""
+
+    allow: tuple[str, ...] = ()
+    """``package`` or ``package.module``, with everything below it; or one ``package.module:function``."""
+    folders: tuple[str, ...] = ()
+    """Every module that lies in one of these folders, except packages that are installed there."""
+
+    def __post_init__(self) -> None:
+        for name in self.allow:
+            module, colon, attribute = name.removesuffix(".").partition(":")
+            if not _is_module_name(module) or bool(colon) != attribute.isidentifier():
+                raise ValueError(f"allow = {name!r}: write package, package.module or package.module:function")
+            if module.partition(".")[0] in sys.stdlib_module_names:
+                raise ValueError(f"allow = {name!r}: Python's own modules are never allowed; name your own")
+
+    def by_name(self, module: str, attribute: str) -> bool:
+        """Whether it is listed, by itself or by what it belongs to.
+
+        >>> mine = Allowed(("mine", "other.nets:small"))
+        >>> [mine.by_name(module, "small") for module in ("mine", "mine.nets", "minecraft", "other.nets")]
+        [True, True, False, True]
+        >>> mine.by_name("other.nets", "large")
+        False
+        """
+        listed = [name.removesuffix(".") for name in (*OWN, *self.allow)]
+        if f"{module}:{attribute}" in listed:
+            return True
+        return any(module == name or module.startswith(f"{name}.") for name in listed)
+
+    def by_folder(self, module: str) -> bool:
+        """Whether this module lies in an allowed folder; imports nothing."""
+        if not self.folders or not _is_module_name(module):
+            return False
+        try:
+            top = find_spec(module.partition(".")[0])
+        except ValueError:  # a module that Python made itself, such as __main__
+            return False
+        if top is None:
+            return False
+        places = list(top.submodule_search_locations or ())
+        if top.has_location and top.origin:  # what is built in or frozen has no file
+            places.append(top.origin)
+        return bool(places) and all(any(_lies_in(p, folder) for folder in self.folders) for p in places)
+
+    def covers(self, module: str, attribute: str) -> bool:
+        """Whether this function or class, defined in this module, may run."""
+        return self.by_name(module, attribute) or self.by_folder(module)
+
+
+_ALLOWED: ContextVar[Allowed | None] = ContextVar("allowed", default=None)
+"""``None`` where people run their own jobs: everything is allowed."""
+
+
+@contextmanager
+def only(allowed: Allowed) -> Iterator[None]:
+    """Inside, ``load`` and ``find`` refuse code that is not allowed before they import it."""
+    token = _ALLOWED.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
 
 
 def registered(group: str) -> dict[str, str]:
@@ -40,6 +117,10 @@ def load(path: str, what: str, error: type[FedelError]) -> Callable[..., Any]:
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         raise error(f"{what} '{path}': write it as package.module:attribute")
+    allowed = _ALLOWED.get()
+    _search_own_folders(allowed)
+    if allowed is not None and not allowed.covers(module_name, attribute):
+        raise error(_refusal(f"{what} '{path}'", module_name))
     module = _module(module_name, f"{what} '{path}'", error)
     place = f"{what} '{path}': module '{module_name}' ({getattr(module, '__file__', 'built in')})"
     if attribute not in vars(module):
@@ -48,13 +129,29 @@ def load(path: str, what: str, error: type[FedelError]) -> Callable[..., Any]:
     found = vars(module)[attribute]
     if not callable(found):
         raise error(f"{place}: '{attribute}' is a {type(found).__name__}; name a function or a class")
+    home = str(getattr(found, "__module__", None))
+    if allowed is not None and not allowed.covers(home, attribute):
+        raise error(
+            f"{_refusal(f'{what} {path!r}', home)}; '{attribute}' is defined there, not in {module_name}"
+        )
     return found  # type: ignore[no-any-return]
 
 
-def _module(name: str, place: str, error: type[FedelError]) -> Any:
+def _refusal(place: str, module: str) -> str:
+    return (
+        f"{place}: this device does not allow jobs to run code of '{module}'; if its owner trusts that code, "
+        "add the module to `allow` in the section [code] of the agent's configuration"
+    )
+
+
+def _search_own_folders(allowed: Allowed | None) -> None:
     # Last, never first: a folder of the user's that is called like a package must not take its place.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
+    for folder in (Path.cwd(), *(Path(folder).absolute() for folder in (allowed.folders if allowed else ()))):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def _module(name: str, place: str, error: type[FedelError]) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as problem:
@@ -63,10 +160,25 @@ def _module(name: str, place: str, error: type[FedelError]) -> Any:
                 f"{place}: module '{name}' needs '{problem.name}', which is not installed; install it"
             ) from problem
         raise error(
-            f"{place}: there is no module '{name}', neither in {here} nor among the installed packages; start "
-            "fedel in the directory that holds it, put that directory on PYTHONPATH, or install the package"
+            f"{place}: there is no module '{name}', neither in {Path.cwd()} nor among the installed packages; "
+            "start fedel in the directory that holds it, put that on PYTHONPATH, or install the package"
         ) from problem
     except Exception as problem:
         # Whatever the user's code raises while it is imported.
         kind = type(problem).__name__
         raise error(f"{place}: importing '{name}' failed: {kind}: {problem}; correct the module") from problem
+
+
+def _is_module_name(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _lies_in(place: str, folder: str) -> bool:
+    """As they are written, or with links followed: a link in the folder is the owner's, too."""
+    for one, other in (
+        (Path(place).absolute(), Path(folder).absolute()),
+        (Path(place).resolve(), Path(folder).resolve()),
+    ):
+        if one.is_relative_to(other):
+            return not _INSTALLED.intersection(one.relative_to(other).parts)
+    return False

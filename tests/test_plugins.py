@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -129,6 +130,93 @@ def test_own_method(own: Path) -> None:
 def test_mistakes_in_a_method(table: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(table)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "subprocess:run",
+        "os:system",
+        "builtins:eval",
+        "importlib:import_module",
+        "numpy:load",
+        "torch:load",
+        "__main__:main",
+        "fedel.files:write_atomic",
+        "fedel.data.fetch:fetch",
+        "fedel.cli.main:main",
+        "fedel.plugins:load",
+        "fedel.training.factory:os.system",
+        "fedel.training.factory:initial_model",
+        "fedel.strategies.base:replace",
+        "own_plugin:dataclass",
+        "own_plugin:np",
+        "own_plugin:np.load",
+        "reexporting_plugin:run",
+        "reexporting_plugin:partly",
+        "reexporting_plugin:subprocess.run",
+        "site-packages.hidden:function",
+        "site_packages/hidden:function",
+        "json:loads",
+        "..own_plugin:function",
+    ],
+)
+def test_refused_code(own: Path, path: str) -> None:
+    (own / "reexporting_plugin.py").write_text(
+        "import functools, subprocess\nfrom subprocess import run\npartly = functools.partial(run)\n"
+    )
+    (own / "json.py").write_text("def loads(): raise SystemExit")
+    (own / "site-packages").mkdir()
+    (own / "site-packages" / "hidden.py").write_text("def function(): ...")
+    allowed = plugins.Allowed(("own_plugin", "reexporting_plugin"), (str(own),))
+    with plugins.only(allowed), pytest.raises(ConfigError):
+        plugins.load(path, "thing", ConfigError)
+
+
+def test_nothing_is_imported_before_it_is_allowed(own: Path) -> None:
+    with plugins.only(plugins.Allowed()), pytest.raises(ConfigError, match=r"`allow` in the section \[code\]"):
+        plugins.load("broken_plugin:function", "thing", ConfigError)
+    with plugins.only(plugins.Allowed(("own_plugin:Mine",))), pytest.raises(ConfigError, match="own_plugin"):
+        plugins.load("own_plugin:function", "thing", ConfigError)
+
+
+@pytest.mark.parametrize("names", [("own_plugin",), ("own_plugin.",), ("own_plugin:function",), ()])
+def test_allowed_code(own: Path, names: tuple[str, ...]) -> None:
+    with plugins.only(plugins.Allowed(names, () if names else (".",))):
+        assert plugins.load("own_plugin:function", "thing", ConfigError)() == "own"
+        assert plugins.load("fedel.training.factory:make_trainer", "thing", ConfigError)
+        assert build({"name": "fedel.strategies:FedAvg"}).name == "fedavg"
+
+
+@pytest.mark.parametrize(
+    "name_it",
+    [
+        build_model,
+        load_data,
+        lambda name: plugins.load(name, "trainer", ConfigError),
+        lambda name: build({"name": name}),
+        lambda name: build({"name": "fedprox", "base": {"name": name}}),
+    ],
+    ids=["model", "data", "trainer", "strategy", "base"],
+)
+@pytest.mark.usefixtures("own")
+def test_each_place_of_a_job_is_checked(name_it: Callable[[str], object]) -> None:
+    with plugins.only(plugins.Allowed()), pytest.raises(FedelError, match="does not allow jobs to run code of"):
+        name_it("own_plugin:function")
+
+
+@pytest.mark.usefixtures("entry_points")
+def test_entry_points_are_checked() -> None:
+    with plugins.only(plugins.Allowed()), pytest.raises(FedelError, match="code of 'own_plugin'"):
+        load_data("zeros")
+    with plugins.only(plugins.Allowed(("own_plugin",))):
+        assert len(load_data("zeros").train) == 6
+
+
+@pytest.mark.parametrize("name", ["subprocess", "os.path", "builtins:eval", "", "a b", "a:", "a:b.c", "../a"])
+def test_what_cannot_be_allowed(name: str) -> None:
+    with pytest.raises(ValueError, match="allow = "):
+        plugins.Allowed((name,))
 
 
 @pytest.mark.usefixtures("entry_points")

@@ -62,7 +62,8 @@ def main(arguments: argparse.Namespace) -> int:
         soft_wrap=True,
         highlight=False,
     )
-    with Federation(first / "federation", arguments.out, fleet, own) as federation:
+    code = user_code.packages(job)
+    with Federation(first / "federation", arguments.out, fleet, own, code) as federation:
         console.print(f"Live page: {federation.page}", highlight=False, soft_wrap=True)
         for name, one in jobs.items():
             console.print(

@@ -19,6 +19,8 @@ from fedel import config
 from fedel.cli import child
 from fedel.errors import ServiceError
 from fedel.job import RunConfig
+from fedel.security import secret
+from fedel.security.tls import Tls
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -53,17 +55,25 @@ class Federation:
     """Starts the processes and ends them; use as a context manager."""
 
     def __init__(
-        self, directory: Path, runs_dir: Path, fleet: LocalFleet, user_code: Sequence[str] = ()
+        self,
+        directory: Path,
+        runs_dir: Path,
+        fleet: LocalFleet,
+        user_code: Sequence[str] = (),
+        packages: Sequence[str] = (),
     ) -> None:
         """``directory`` is for configurations, logs and state of the processes, ``runs_dir`` for results.
 
-        ``user_code`` are folders in which the processes find the user's own models and data.
+        ``user_code`` are folders in which the processes find the user's own models and data; agents run what is
+        there, and installed ``packages``.
         """
         self._directory = directory
         self._runs_dir = runs_dir
         self._fleet = fleet
-        self._user_code = user_code
+        self._user_code, self._packages = user_code, packages
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.tls = Tls(secret_file=str(directory / "state" / "secret"))
+        """How to connect to the processes: others who use this machine do not know their secret."""
         self.coordinator = ""
         """Address of the coordinator, once it listens."""
         self.page = ""
@@ -83,6 +93,10 @@ class Federation:
         self.stop()
 
     def _start_all(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for name in ("state", "logs", "configs"):
+            (self._directory / name).mkdir(mode=0o700, exist_ok=True)
+        secret.create(Path(self.tls.secret_file))
         names = [f"aggregator-{i}" for i in range(self._fleet.num_aggregators)]
         for name in names:
             self._start(
@@ -127,6 +141,7 @@ class Federation:
                     "device_type": f"1/{slowdown:g} of this machine" if slowdown > 1 else "this machine",
                     "evaluate": index == 0,
                     "data": {**self._fleet.data, "index": index, "of": count},
+                    "code": {"allow": list(self._packages), "folders": list(self._user_code)},
                 },
             )
 
@@ -140,9 +155,8 @@ class Federation:
         return self._directory / "logs" / f"{name}.log"
 
     def _start(self, module: str, name: str, settings: Mapping[str, Any]) -> None:
-        for folder in ("state", "logs", "configs"):
-            (self._directory / folder).mkdir(parents=True, exist_ok=True)
         file = self._directory / "configs" / f"{name}.toml"
+        settings = {**settings, "tls": {"secret_file": self.tls.secret_file}}
         file.write_text(config.write(settings), encoding="utf-8")
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._fleet.threads), "MALLOC_ARENA_MAX": "2"}
         with self._log(name).open("wb") as log, _uninterrupted():

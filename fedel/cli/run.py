@@ -67,7 +67,8 @@ def main(arguments: argparse.Namespace) -> int:
         )
     else:
         own = user_code.folders(arguments.job)
-        with Federation(directory / "federation", arguments.out, fleet, own) as federation:
+        code = user_code.packages(job)
+        with Federation(directory / "federation", arguments.out, fleet, own, code) as federation:
             console.print(f"live page: {federation.page}", highlight=False, soft_wrap=True)
             status = asyncio.run(watched(federation, name, job, directory, console))
         federation.forget_state()
@@ -78,7 +79,7 @@ async def watched(
     federation: Federation, name: str, job: RunConfig, directory: Path, console: Console
 ) -> pb.RunStatus:
     """Follow the run until it is over. Raises if a process of the federation ends by itself."""
-    run = asyncio.create_task(one_run(federation.coordinator, name, job, directory, console))
+    run = asyncio.create_task(one_run(federation.coordinator, name, job, directory, console, federation.tls))
     watch = asyncio.create_task(federation.watch())
     done, pending = await asyncio.wait({run, watch}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

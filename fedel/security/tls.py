@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedel.errors import ConfigError
+from fedel.security import secret
 from fedel.security.folder import CRL
 
 CERTS_VARIABLE = "FEDEL_CERTS"
@@ -33,6 +34,9 @@ class Tls:
     """Use plain text although ``dir`` is set; only loopback addresses are allowed."""
     insecure_anywhere: bool = False
     """Use plain text with other machines too."""
+    secret_file: str = ""
+    """Plain text only: a file, readable by its owner only, with a secret that all processes of the federation
+    send and servers require. Empty: the file that ``$FEDEL_SECRET_FILE`` names, if any."""
 
     def __post_init__(self) -> None:
         if self.crl_seconds <= 0:
@@ -55,14 +59,24 @@ class Tls:
     def crl_path(self) -> Path:
         return Path(self.crl) if self.crl else self.folder / CRL
 
+    @property
+    def _secret_path(self) -> str:
+        return "" if self.secure else self.secret_file or os.environ.get(secret.VARIABLE, "")
+
+    @property
+    def secret(self) -> str:
+        """What calls carry on connections in plain text; empty if there is none."""
+        return secret.read(Path(self._secret_path)) if self._secret_path else ""
+
     def check(self, address: str) -> str:
         """How this address may be used, as text for the log; or an error that says what to do."""
         if self.secure:
             return f"mTLS with the certificate in {self.dir}"
+        how = f"plain text with the secret in {self._secret_path}" if self._secret_path else PLAIN
         if self.insecure_anywhere:
-            return f"{PLAIN}, from any machine, because insecure_anywhere says so"
+            return f"{how}, from any machine, because insecure_anywhere says so"
         if is_loopback(address):
-            return f"{PLAIN}; on the loopback that means the users of this machine"
+            return how if self._secret_path else f"{how}; on the loopback that means the users of this machine"
         raise ConfigError(
             f"{address} is not a loopback address, and without certificates everything would be {PLAIN}. Make "
             "certificates with `fedel certs` (docs/security.md, five commands) and set tls.dir, or force it "

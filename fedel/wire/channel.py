@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import grpc
 from grpc import aio
 
 from fedel.security.folder import Credentials, Watched, load
+from fedel.security.secret import HEADER
 from fedel.security.tls import Tls
 
 OPTIONS: list[tuple[str, int]] = [
@@ -20,6 +24,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
@@ -34,17 +39,31 @@ def connect(address: str, tls: Tls | None = None) -> aio.Channel:
     """A channel to a service; it connects when first used, and again after a break."""
     tls = tls or Tls()
     tls.check(address)
-    return _channel(address, load(tls.folder) if tls.secure else None)
+    return _channel(address, load(tls.folder) if tls.secure else None, tls.secret)
 
 
-def _channel(address: str, own: Credentials | None) -> aio.Channel:
+def _channel(address: str, own: Credentials | None, secret: str) -> aio.Channel:
     # A server that was restarted is found again within seconds, not after gRPC's two minutes.
     # gRPC's own retries keep every message of a stream in memory as long as it lives; `retry.py` does not.
     options = [*OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000), ("grpc.enable_retries", 0)]
     if own is None:
-        return aio.insecure_channel(address, options=options)
+        return with_secret(aio.insecure_channel(address, options=options), secret)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.cert)
     return aio.secure_channel(address, credentials, options=options)
+
+
+def with_secret(channel: aio.Channel, secret: str) -> aio.Channel:
+    """The channel; from now on all its calls carry the secret, if there is one.
+
+    Interceptors of grpc.aio could do it, but put a queue and a task into every stream.
+    """
+    for kind in _KINDS if secret else ():
+        setattr(channel, kind, _carrying(getattr(channel, kind), ((HEADER, secret),)))
+    return channel
+
+
+def _carrying(make: Callable[..., Callable[..., Any]], metadata: tuple[tuple[str, str], ...]) -> Any:
+    return lambda *arguments, **options: partial(make(*arguments, **options), metadata=metadata)
 
 
 class Dialer:
@@ -54,6 +73,7 @@ class Dialer:
         self.tls = tls or Tls()
         self._watched = Watched(self.tls.folder) if self.tls.secure else None
         self._used = self._watched.current() if self._watched else None
+        self._secret = self.tls.secret
         self._channels: dict[str, aio.Channel] = {}
         self._retired: list[aio.Channel] = []
         self._closing: list[asyncio.Future[None]] = []
@@ -68,7 +88,7 @@ class Dialer:
             self._renew()
         if address not in self._channels:
             self.tls.check(address)
-            self._channels[address] = _channel(address, self._used)
+            self._channels[address] = _channel(address, self._used, self._secret)
         return self._channels[address]
 
     def _renew(self) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,12 +20,12 @@ import grpc
 import numpy as np
 from grpc import aio
 
-from fedel.errors import ServiceError
+from fedel.errors import ModelError, ServiceError, UpdateRefused
 from fedel.types import Array, ModelSpec, Patch, Report, Tensors
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1 import model_pb2
 from fedel.wire.codec import dtype_from_pb, report_to_pb, spec_to_pb
-from fedel.wire.payload import Payload, pack
+from fedel.wire.payload import Payload, check, pack
 
 if TYPE_CHECKING:
     from fedel.v1.aggregator_pb2_grpc import AggregatorServiceAsyncStub
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     _Download = aio.UnaryStreamCall[pb.GetModelRequest, pb.GetModelResponse]
     _Upload = aio.StreamStreamCall[pb.PutUpdateRequest, pb.PutUpdateResponse]
 
+MAX_AXES = 32
+"""Of a tensor, as in numpy."""
 REASON = "fedel-reason"
 """Trailing metadata of a refused call: a short word that says why."""
 
@@ -72,14 +75,25 @@ def reason_of(error: aio.AioRpcError) -> str:
 
 
 async def fetch_model(
-    stub: AggregatorServiceAsyncStub, run: str, version: int = -1, have_version: int = -1
+    stub: AggregatorServiceAsyncStub,
+    run: str,
+    version: int = -1,
+    have_version: int = -1,
+    spec: ModelSpec | None = None,
+    names: Collection[str] = (),
 ) -> Fetched:
-    """A version of the model (-1 for the newest), or only what changed since ``have_version``."""
+    """A version of the model (-1 for the newest), or only what changed since ``have_version``.
+
+    With the model's ``spec``, and the ``names`` of the tensors that this aggregator holds (empty: all),
+    everything else is refused before memory is allocated for it.
+    """
     call = stub.GetModel(pb.GetModelRequest(run=run, version=version, have_version=have_version))
     try:
         first = await call.read()
         if not isinstance(first, pb.GetModelResponse):
             raise ServiceError(f"run '{run}': the aggregator sent nothing; fetch the model again")
+        if objection := _objection_to_content(first.content, version, spec, names):
+            raise ModelError(f"run '{run}': what the aggregator announces is not the model: {objection}")
         incoming, tensors = _Incoming(call, run), {}
         for entry in first.content.tensors:
             tensors[entry.name] = await incoming.tensor(entry)
@@ -90,6 +104,28 @@ async def fetch_model(
     finally:
         call.cancel()
     return Fetched(first.content.version, tensors, sum(entry.num_bytes for entry in first.content.tensors))
+
+
+def _objection_to_content(
+    content: pb.ModelContent, version: int, spec: ModelSpec | None, names: Collection[str]
+) -> str:
+    """What is wrong with it, for people; empty if nothing is."""
+    if version >= 0 and content.version != version:
+        return f"it sends version {content.version}, not {version}"
+    for entry in content.tensors:
+        shape, name = entry.shape, entry.name[:200]
+        if names and entry.name not in names:
+            return f"tensor '{name}' is not one of this aggregator's"
+        if entry.where.ByteSize() or len(shape) > MAX_AXES:
+            return f"tensor '{name}' is only a part, or has {len(shape)} axes"
+        if min(shape, default=0) < 0 or entry.num_bytes != 4 * math.prod(shape):
+            return f"tensor '{name}' announces {entry.num_bytes} bytes, but its shape needs another number"
+    try:
+        if spec is not None:
+            check(content.tensors, spec)
+    except UpdateRefused as error:
+        return str(error)[:1000]
+    return ""
 
 
 class _Incoming:
@@ -118,11 +154,12 @@ class _Incoming:
         """At most ``most`` bytes, of the current message or of the next one."""
         if not self._piece:
             message = await self._call.read()
-            if not isinstance(message, pb.GetModelResponse) or message.chunk.offset != self._position:
+            chunk = message.chunk if isinstance(message, pb.GetModelResponse) else model_pb2.Chunk()
+            if not chunk.data or chunk.offset != self._position:
                 raise ServiceError(
                     f"run '{self._run}': the model breaks off at byte {self._position}; fetch it again"
                 )
-            self._piece = memoryview(message.chunk.data)
+            self._piece = memoryview(chunk.data)
             self._position += len(self._piece)
         part, self._piece = self._piece[:most], self._piece[most:]
         return part

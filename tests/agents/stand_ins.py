@@ -18,6 +18,7 @@ from fedel_edge.config import AgentConfig
 from grpc import aio
 
 from fedel.job import RunConfig
+from fedel.plugins import Allowed
 from fedel.types import Array, Memory, Patch, Task, Update
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc, task_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
@@ -104,6 +105,10 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self.break_after: list[int] = []
         """The next uploads break, each after this many chunks."""
         self.refuse_with: tuple[grpc.StatusCode, str] | None = None
+        self.refusals: list[tuple[grpc.StatusCode, str]] = []
+        """The next uploads are refused, each with one of these; what has arrived of them is dropped."""
+        self.announce: Callable[[aggregator_pb2.ModelContent], None] = lambda _: None
+        """Changes what is said about a model before it is sent."""
         self.permits = asyncio.Event()
         self.permits.set()
         self.waiting = asyncio.Event()
@@ -125,6 +130,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
             model = {n: v for n, v in model.items() if v.tobytes() != old[n].tobytes()}
         payload = pack({name: Patch(values) for name, values in model.items()})
         content = aggregator_pb2.ModelContent(version=request.version, tensors=payload.manifest)
+        self.announce(content)
         yield aggregator_pb2.GetModelResponse(content=content)
         for chunk in payload.chunks():
             yield aggregator_pb2.GetModelResponse(chunk=chunk)
@@ -151,6 +157,11 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
             chunks += 1
             if chunks == limit:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the link was cut")
+        if self.refusals:
+            code, reason = self.refusals.pop(0)
+            del self.payloads[header.digest]
+            context.set_trailing_metadata((("fedel-reason", reason),))
+            await context.abort(code, "not like this")
         assert len(stored) == sum(entry.num_bytes for entry in header.tensors)
         self.headers[header.digest] = header
         receipt = aggregator_pb2.UploadReceipt(digest=header.digest)
@@ -171,8 +182,14 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
 class Federation:
     """One agent, a coordinator and aggregators."""
 
-    def __init__(self, state_dir: Path, aggregators: list[Aggregator] | None = None, **config: Any) -> None:
-        self.coordinator = Coordinator()
+    def __init__(
+        self,
+        state_dir: Path,
+        aggregators: list[Aggregator] | None = None,
+        heartbeat_seconds: float = 0.05,
+        **config: Any,
+    ) -> None:
+        self.coordinator = Coordinator(heartbeat_seconds)
         self.aggregators = aggregators or [Aggregator()]
         self.state_dir, self.config = state_dir, config
         self.addresses: list[str] = []
@@ -217,7 +234,12 @@ class Federation:
             await server.stop(0)
 
     def agent(self, **changes: Any) -> Agent:
-        config = {"name": "client-1", "coordinator": self.coordinator_address, "state_dir": self.state_dir}
+        config = {
+            "name": "client-1",
+            "coordinator": self.coordinator_address,
+            "state_dir": self.state_dir,
+            "code": Allowed(("tests",)),
+        }
         return Agent(AgentConfig(**{**config, **self.config, **changes}))
 
     def offer(self, table: str = "", instance: str = "1", model_digest: str = SPEC.digest) -> None:

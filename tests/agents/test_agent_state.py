@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +20,11 @@ from fedel_edge.joined_runs import JoinedRun, identity_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedel.job import RunConfig
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
+from tests.strategies.fakes import fleet
 
 RUN = "night"
 
@@ -34,8 +35,8 @@ def offer_of(instance: str = "1", address: str = "old:1") -> pb.RunOffer:
 
 def run_of(offer: pb.RunOffer, late: str = "refuse", evaluator: Any = max) -> JoinedRun:
     """As much of a run as decisions look at."""
-    config = SimpleNamespace(rounds=SimpleNamespace(late=late))
-    return JoinedRun(offer.run, identity_of(offer), config, None, None, evaluator, None)  # type: ignore[arg-type]
+    config, trainer = RunConfig.parse({"rounds": {"late": late}}), fleet()["client-0"]
+    return JoinedRun(offer.run, identity_of(offer), config, None, trainer, evaluator, None)  # type: ignore[arg-type]
 
 
 def joined(**options: Any) -> tuple[AgentState, JoinedRun]:
@@ -51,7 +52,8 @@ def receive(state: AgentState, **message: Any) -> list[Effect]:
 
 
 def order(state: AgentState, round_num: int) -> list[Effect]:
-    return receive(state, task=task_pb2.Task(run=RUN, round_num=round_num))
+    work = task_pb2.LocalWork(num_steps=1, batch_size=1, optimiser="sgd")
+    return receive(state, task=task_pb2.Task(run=RUN, round_num=round_num, work=work))
 
 
 def evaluate(state: AgentState, version: int) -> list[Effect]:

@@ -25,6 +25,7 @@ def test_signal_while_training_exits_with_0(tmp_path: Path, number: signal.Signa
             config.write_text(
                 f'name = "client-1"\ncoordinator = "{fed.coordinator_address}"\n'
                 f"state_dir = {json.dumps(str(tmp_path / 'state'))}\n"
+                '[code]\nallow = ["tests"]\n'
             )
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "fedel_edge", "--config", str(config), "--set", "log_json=false"),

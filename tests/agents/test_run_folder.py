@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedel_edge.checked_files import write_record
 from fedel_edge.memory import DiskMemories
 from fedel_edge.run_folder import ModelCopy, Outbox, RunFolder
 
-from fedel.types import Memory, Patch, Window
+from fedel.types import Memory, Patch, Tensors, Window
 from fedel.v1 import aggregator_pb2
 from fedel.wire.payload import pack, unpack
 from tests.strategies.fakes import initial_model, same_bits, spec
@@ -53,25 +54,26 @@ def test_three_memories_are_kept(tmp_path: Path) -> None:
     assert memories.load(1) == MEMORY
     for round_num in range(4, 9):
         memories.stage(round_num, MEMORY)
-    assert {1, 7, 8} == {n for n in range(9) if (tmp_path / f"memory-{n}.json").exists()}
+    assert {1, 7, 8} == {n for n in range(9) if (tmp_path / f"memory-{n}").exists()}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"window": [1]}', "null"])
 def test_damaged_memory_counts_as_none(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "memory-2.json").write_text(content)
+    (tmp_path / "memory-2").write_text(content)
     with caplog.at_level(logging.WARNING):
         assert DiskMemories(tmp_path).load(2) is None
-    assert "memory-2.json is damaged" in caplog.text
+    assert "memory-2 is damaged" in caplog.text
+    assert [] == list(tmp_path.iterdir())
 
 
-def test_memory_without_its_tensors_counts_as_none(tmp_path: Path) -> None:
-    DiskMemories(tmp_path).stage(0, Memory(tensors={"h": np.zeros(2, np.float32)}))
-    (tmp_path / "memory-0.safetensors").unlink()
-    assert DiskMemories(tmp_path).load(0) is None
+def test_memory_of_another_version_counts_as_none(tmp_path: Path) -> None:
+    write_record(tmp_path / "memory-2", {"window": [1]}, {})
+    assert DiskMemories(tmp_path).load(2) is None
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_model_round_trip(tmp_path: Path) -> None:
-    copy = ModelCopy(tmp_path / "model.safetensors")
+    copy = ModelCopy(tmp_path / "model")
     assert (-1, {}) == copy.load(SPEC)
     copy.save(12, initial_model())
     version, tensors = copy.load(SPEC)
@@ -80,7 +82,7 @@ def test_model_round_trip(tmp_path: Path) -> None:
 
 
 def test_damaged_model_is_downloaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / "model"
     ModelCopy(path).save(12, initial_model())
     path.write_bytes(path.read_bytes()[:-5])
     assert (-1, {}) == ModelCopy(path).load(SPEC)
@@ -122,6 +124,77 @@ def test_damaged_update_counts_as_none(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "update-3").write_bytes(b"\x07")
     assert Outbox(tmp_path).get(3) is None
     assert "is damaged" in caplog.text
+
+
+def content_of(folder: Path, name: str) -> object:
+    """What an agent would read back."""
+    if name == "model":
+        version, tensors = ModelCopy(folder / name).load(SPEC)
+        return version, pack_of(tensors)
+    if name == "update-3":
+        update = Outbox(folder).get(3)
+        return update and (update.header.SerializeToString(), [bytes(part) for part in update.payload.buffers])
+    memory = DiskMemories(folder).load(3)
+    return memory and (memory.window, memory.selected, memory.resets, pack_of(memory.tensors))
+
+
+def pack_of(tensors: Tensors) -> list[tuple[str, bytes]]:
+    return [(name, values.tobytes()) for name, values in tensors.items()]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow"])
+@pytest.mark.parametrize("name", ["memory-3", "model", "update-3"])
+def test_no_damage_goes_unnoticed(tmp_path: Path, damage: str, name: str) -> None:
+    nothing = content_of(tmp_path, name)
+    payload = pack({"a": Patch(np.arange(5, dtype=np.float32))})
+    DiskMemories(tmp_path).stage(3, Memory(Window(2, 4), ("a",), tensors={"h": np.ones(3, np.float32)}))
+    ModelCopy(tmp_path / "model").save(12, initial_model())
+    header = aggregator_pb2.UpdateHeader(run="r", tensors=payload.manifest, digest=payload.digest)
+    Outbox(tmp_path).put(3, header, payload)
+    path, rng = tmp_path / name, np.random.default_rng(0)
+    whole, content = path.read_bytes(), content_of(tmp_path, name)
+    # Every byte of the small files; of the model its first and last and some of those between.
+    positions = np.arange(len(whole))
+    if len(whole) > 2000:
+        positions = np.concatenate([positions[:300], positions[-50:], rng.choice(positions, 100)])
+    for position in positions:
+        changed = bytearray(whole)
+        if damage == "flip":
+            changed[position] ^= int(rng.integers(1, 256))
+        elif damage == "cut":
+            del changed[position : position + int(rng.integers(1, 20))]
+        else:
+            changed[position:position] = rng.bytes(int(rng.integers(1, 20)))
+        path.write_bytes(changed)
+        assert nothing == content_of(tmp_path, name), f"{damage} at byte {position}"
+        assert not path.exists()
+    path.write_bytes(whole)
+    assert content == content_of(tmp_path, name)
+
+
+def test_only_the_owner_can_read(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = RunFolder(tmp_path / "state", "r", "first")
+        folder.model.save(1, initial_model())
+        folder.memories.stage(0, MEMORY)
+        folder.outbox.put(0, aggregator_pb2.UpdateHeader(run="r"), pack({}))
+    finally:
+        os.umask(before)
+    assert 0o700 == stat.S_IMODE(folder.path.stat().st_mode)
+    assert {0o600} == {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
+
+
+def test_rounds_that_never_close_do_not_fill_the_disk(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "r", "first")
+    (folder.path / ".model.1-1.tmp").write_text("half of a file that a crash left")
+    for round_num in range(20):
+        folder.outbox.put(round_num, aggregator_pb2.UpdateHeader(run="r"), pack({}))
+        folder.memories.stage(round_num, MEMORY)
+    RunFolder(tmp_path, "r", "first")
+    assert ["identity", "memory-17", "memory-18", "memory-19", "update-18", "update-19"] == sorted(
+        path.name for path in folder.path.iterdir()
+    )
 
 
 def test_new_run_of_the_same_name_finds_nothing(tmp_path: Path) -> None:

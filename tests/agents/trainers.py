@@ -102,3 +102,23 @@ interrupting = exhausted = exiting
 
 def broken(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
     raise DataError("cifar10 is not here; run `fedel data get cifar10`")
+
+
+made: list[RunConfig] = []
+"""The runs for which a noted trainer was built."""
+
+
+def noted(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    made.append(run)
+    release.wait(30)
+    return fake(run, settings)
+
+
+class _Verbose(WrappedTrainer):
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
+        raise DataError("\x1b[2J line\n" * 100_000)
+
+
+def verbose(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    trainer, evaluator = fake(run, settings)
+    return _Verbose(trainer), evaluator

@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from fedel.cli import child
+from fedel import plugins
+from fedel.cli import child, user_code
+from fedel.job import RunConfig
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("cli", "services", "agents", "simulation", "experiments", "queue", "rich", "numpy")
@@ -92,3 +95,18 @@ def test_a_child_searches_installed_code_first(tmp_path: Path) -> None:
     assert [str(tmp_path), str(tmp_path / "beside")] == found[-2:]
     assert not {"", str(tmp_path)} & set(found[:-2])
     assert any("site-packages" in entry for entry in found[:-2]), os.environ.get("PYTHONPATH")
+
+
+def test_packages_that_a_job_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that the author of the job starts may run them, wherever they are installed."""
+    point = EntryPoint("registered", "brought.methods:Mine", "fedel.strategies")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
+    job = RunConfig.parse(
+        {
+            "workload": {"model": "mine.nets.small:make", "data": "fedel.experiments.tiny:images"},
+            "strategy": {"name": "fedprox", "base": {"name": "registered"}},
+        }
+    )
+    assert ["brought", "fedel.experiments.tiny", "fedel.training.factory", "mine"] == user_code.packages(job)
+    evil = RunConfig.parse({"workload": {"model": "subprocess:run", "data": "os:system"}})
+    assert ["fedel.training.factory"] == user_code.packages(evil)

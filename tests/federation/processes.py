@@ -131,6 +131,7 @@ async def federation(
                     "name": f"client-{index}",
                     "state_dir": str(folder / f"client-{index}"),
                     "data": {"index": index, "of": num_clients},
+                    "code": {"allow": ["tests"]},
                 },
             )
             for index in range(num_clients)

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 
 from fedel.cli.submit import create, follow, save_model
 from fedel.job import RunConfig
+from fedel.plugins import Allowed
 from fedel.records import RoundRecord
 from fedel.simulation.conditions import Faults
 from fedel.training.settings import DataPart
@@ -176,6 +177,14 @@ async def agents(folder: Path, address: str, indices: range, num_clients: int) -
         for index in indices:
             name = f"client-{index}"
             part = DataPart(index, num_clients)
-            made.append(Agent(AgentConfig(address, name, folder / name, data=part, evaluate=index == 0)))
+            config = AgentConfig(
+                address,
+                name,
+                folder / name,
+                data=part,
+                evaluate=index == 0,
+                code=Allowed(("tests", "own_method")),
+            )
+            made.append(Agent(config))
             await stack.enter_async_context(running(made[-1]))
         yield made

@@ -29,6 +29,7 @@ from fedel_edge.config import AgentConfig
 
 from fedel.cli.submit import create
 from fedel.job import RunConfig
+from fedel.plugins import Allowed
 from fedel.records import RoundRecord
 from fedel.report import runs
 from fedel.training.settings import DataPart
@@ -175,7 +176,12 @@ async def federation(folder: Path) -> AsyncIterator[dict[str, str]]:
         for index in range(NUM_CLIENTS):
             part = DataPart(index, NUM_CLIENTS)
             agent = AgentConfig(
-                address, f"client-{index}", folder / f"client-{index}", data=part, evaluate=index == 0
+                address,
+                f"client-{index}",
+                folder / f"client-{index}",
+                data=part,
+                evaluate=index == 0,
+                code=Allowed(("tests",)),
             )
             await stack.enter_async_context(running(Agent(agent, jetson)))
         await create(address, RUN, job, spec(), initial_model())

@@ -12,6 +12,7 @@ from fedel_services import guard
 
 from fedel.cli.submit import create, follow, save_model
 from fedel.errors import CertificateError
+from fedel.plugins import Allowed
 from fedel.security.folder import load
 from fedel.security.identity import Identity
 from fedel.security.tls import Tls
@@ -30,7 +31,12 @@ CLIENTS = 2
 def agent(made: Servers, folder: Path, index: int, tls: Tls) -> Agent:
     part = DataPart(index, CLIENTS)
     config = AgentConfig(
-        made.coordinator_address, f"client-{index}", folder / f"state-{index}", data=part, tls=tls
+        made.coordinator_address,
+        f"client-{index}",
+        folder / f"state-{index}",
+        data=part,
+        tls=tls,
+        code=Allowed(("tests",)),
     )
     return Agent(config)
 

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from fedel import config as configuration
 from fedel.errors import FedelError
@@ -51,9 +52,7 @@ def run(config: AgentConfig) -> int:
     set_up_logging(config.log_level, config.log_json)
     busy = asyncio.run(_run(config))
     if busy:
-        # A step of torch cannot be interrupted, and the interpreter must not be shut down while it runs.
-        logging.shutdown()
-        os._exit(0)
+        _exit_under_torch("", 0)
     return 0
 
 
@@ -70,8 +69,21 @@ async def _run(config: AgentConfig) -> bool:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
         async with report_to_systemd(systemd, lambda: agent.status):
-            await agent.run()
+            try:
+                await agent.run()
+            except FedelError as error:
+                if not agent.worker.busy:
+                    raise
+                _exit_under_torch(f"fedel agent: {error}", error.exit_code)
         return agent.worker.busy
+
+
+def _exit_under_torch(message: str, code: int) -> NoReturn:
+    """A step of torch cannot be interrupted, and the interpreter must not be shut down while it runs."""
+    if message:
+        print(message, file=sys.stderr, flush=True)
+    logging.shutdown()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 import fedel
-from fedel.errors import FedelError
+from fedel.errors import FedelError, ServiceError
 from fedel.telemetry import AgentMetrics
 from fedel.v1 import coordinator_pb2, task_pb2
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
@@ -27,12 +27,15 @@ from fedel_edge import device
 from fedel_edge.agent_state import AgentState, Assignment, Effect
 from fedel_edge.certificates import keep_renewed, with_certificate_name
 from fedel_edge.config import AgentConfig
+from fedel_edge.gate import MAX_NAME, clean
 from fedel_edge.joined_runs import JoinedRun, Shard, prepare
 from fedel_edge.session import Session
 from fedel_edge.tasks import TaskRun, TaskRunner
 from fedel_edge.worker import Worker
 
 _log = logging.getLogger(__name__)
+STUCK_SECONDS = 60.0
+"""How long a training that was given up may go on before the agent ends itself."""
 
 
 class Agent:
@@ -52,11 +55,13 @@ class Agent:
         self._facts = device.facts(root)
         self.counts: Counter[str] = Counter()
         """Tasks that were ``done``, ``failed`` or ``given_up``, and ``evaluations``."""
-        self._state = AgentState()
+        self._state = AgentState(config.client, config.slowdown, config.limits)
         self._task_runs: dict[Assignment, TaskRun] = {}
         """Those that are not settled yet."""
         self._turn = asyncio.Lock()
         """Held by the one assignment that is worked on; the others wait for it in their order of arrival."""
+        self._building = asyncio.Lock()
+        """Held while a run is prepared: an offer that is replaced meanwhile is not."""
         self._background: set[asyncio.Future[None]] = set()
         self._session: Session | None = None
         self._in_session = False
@@ -146,11 +151,15 @@ class Agent:
             self._in_session = True
             self._metrics.connected.set(1)
         elif kind == "refused":
-            _log.error("%s", message.refused.reason, extra={"run": message.refused.run})
+            _log.error("%s", clean(message.refused.reason), extra={"run": clean(message.refused.run)})
         elif kind == "ended":
-            phase = coordinator_pb2.RunPhase.Name(message.ended.phase).removeprefix("RUN_PHASE_").lower()
-            _log.info("run '%s' is over: %s", message.ended.run, phase, extra={"run": message.ended.run})
-        self._carry_out(self._state.receive(message))
+            name = clean(message.ended.run, MAX_NAME)
+            _log.info("run '%s' is over: %s", name, _phase(message.ended.phase), extra={"run": name})
+        effects = self._state.receive(message)
+        for effect in effects:
+            if isinstance(effect, decided.Send) and (refusal := _refusal_in(effect.message)):
+                _log.warning("refused: %s", refusal, extra={"client": self.config.client})
+        self._carry_out(effects)
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         """Nothing here waits: what takes long is begun, in the worker or in the background."""
@@ -174,14 +183,18 @@ class Agent:
                     self._spawn(self.worker.run(run.folder.remove))
 
     async def _prepare(self, offer: coordinator_pb2.RunOffer) -> None:
-        try:
-            for shard in offer.shards:
-                self.config.tls.check(shard.address)
-            run = await self.worker.run(partial(prepare, offer, self.config))
-        except Exception as error:
-            self._carry_out(self._state.not_prepared(offer, self._failure(offer.run, -1, error)))
-        else:
-            self._carry_out(self._state.prepared(run))
+        async with self._building:
+            if not self._state.wants(offer):
+                return
+            try:
+                for shard in offer.shards:
+                    self.config.tls.check(shard.address)
+                in_use = self._state.names - {offer.run}
+                run = await self.worker.run(partial(prepare, offer, self.config, in_use))
+            except Exception as error:
+                self._carry_out(self._state.not_prepared(offer, self._failure(offer.run, -1, error)))
+            else:
+                self._carry_out(self._state.prepared(run))
 
     def _join(self, run: JoinedRun, shards: Sequence[coordinator_pb2.Shard]) -> None:
         try:
@@ -205,12 +218,46 @@ class Agent:
     async def _work(self, assignment: Assignment, task_run: TaskRun) -> None:
         """One assignment after the other; cancelled when it is given up."""
         async with self._turn:
-            if isinstance(assignment.message, task_pb2.Task):
-                outcome = await self._train(assignment.message, task_run)
-            else:
-                outcome = await self._evaluate(assignment.message, task_run)
+            limit = self.config.limits.max_task_seconds
+            timer = asyncio.get_running_loop().call_later(limit, task_run.run_out_of_time)
+            try:
+                outcome = await self._outcome(assignment.message, task_run)
+            except asyncio.CancelledError:
+                if not task_run.over_time:
+                    raise
+                outcome = self._over_time(assignment)
+            finally:
+                timer.cancel()
         self._task_runs.pop(assignment, None)
         self._carry_out(self._state.settled(assignment, outcome))
+
+    async def _outcome(
+        self, message: task_pb2.Task | coordinator_pb2.EvaluationTask, task_run: TaskRun
+    ) -> SessionRequest:
+        if isinstance(message, task_pb2.Task):
+            return await self._train(message, task_run)
+        return await self._evaluate(message, task_run)
+
+    def _over_time(self, assignment: Assignment) -> SessionRequest:
+        """The work took longer than this device's owner allows; what runs in the worker may not have ended."""
+        self._spawn(self._free_the_worker())
+        is_task = isinstance(assignment.message, task_pb2.Task)
+        if is_task:
+            self._count("failed")
+        limit = self.config.limits.max_task_seconds
+        error = ServiceError(
+            f"it took longer than limits.max_task_seconds = {limit:g} of this device: given up"
+        )
+        return self._failure(assignment.run.name, assignment.number if is_task else -1, error)
+
+    async def _free_the_worker(self) -> None:
+        try:
+            await asyncio.wait_for(self.worker.run(lambda: None), STUCK_SECONDS)
+        except asyncio.TimeoutError:
+            raise ServiceError(
+                f"a training that was given up still runs after {STUCK_SECONDS:g} s and cannot be interrupted: "
+                "the agent ends; its service manager starts it again"
+            ) from None
 
     async def _train(self, task: task_pb2.Task, task_run: TaskRun) -> SessionRequest:
         try:
@@ -247,9 +294,20 @@ class Agent:
         elif not isinstance(error, FedelError):
             message = f"{type(error).__name__}: {error}"
         foreseen = isinstance(error, aio.AioRpcError | FedelError)
+        message = clean(message)
         _log.error("%s", message, exc_info=None if foreseen else error, extra=self._about(run, round_num))
         failed = coordinator_pb2.TaskFailed(run=run, round_num=round_num, message=message)
         return SessionRequest(failed=failed)
+
+
+def _refusal_in(message: SessionRequest) -> str:
+    return message.answer.reason if message.HasField("answer") else message.failed.message
+
+
+def _phase(number: int) -> str:
+    known = coordinator_pb2.RunPhase.values()
+    name = coordinator_pb2.RunPhase.Name(coordinator_pb2.RunPhase.ValueType(number)) if number in known else ""
+    return name.removeprefix("RUN_PHASE_").lower() or f"phase {number}"
 
 
 def _line(done: coordinator_pb2.TaskDone) -> str:

@@ -13,6 +13,8 @@ from typing import TypeAlias
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
+from fedel_edge import gate
+from fedel_edge.gate import MAX_NAME, Limits, clean
 from fedel_edge.joined_runs import JoinedRun, identity_of
 
 
@@ -87,7 +89,8 @@ Effect: TypeAlias = Send | Prepare | Join | Start | GiveUp | DropUpdates | Remov
 class AgentState:
     """The runs this agent takes part in and its assignments in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: str = "", slowdown: float = 1.0, limits: Limits | None = None) -> None:
+        self._client, self._slowdown, self._limits = client, slowdown, limits or Limits()
         self._runs: dict[str, JoinedRun] = {}
         self._preparing: dict[str, pb.RunOffer] = {}
         """The newest offer of each run that is being prepared."""
@@ -110,6 +113,16 @@ class AgentState:
             return self._forget(message.refused.run)
         return []
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The runs that are joined or being prepared."""
+        return frozenset((*self._runs, *self._preparing))
+
+    def wants(self, offer: pb.RunOffer) -> bool:
+        """Whether this offer is still to be prepared."""
+        newest = self._preparing.get(offer.run)
+        return newest is not None and identity_of(newest) == identity_of(offer)
+
     def prepared(self, run: JoinedRun) -> list[Effect]:
         """The run is built: join it with the newest addresses, if it is still the one on offer."""
         offer = self._preparing.get(run.name)
@@ -118,13 +131,14 @@ class AgentState:
         if identity_of(offer) != run.identity:
             return []  # another run of that name is being prepared
         del self._preparing[run.name]
+        if wrong := gate.objection_to_shards(offer.shards, run.trainer.spec):
+            return [RemoveFolder(run), _refused(run.name, wrong)]
         self._runs[run.name] = run
         return [Join(run, offer.shards)]
 
     def not_prepared(self, offer: pb.RunOffer, failure: SessionRequest) -> list[Effect]:
         """The next offer of the run tries again."""
-        newest = self._preparing.get(offer.run)
-        if newest is not None and identity_of(newest) == identity_of(offer):
+        if self.wants(offer):
             del self._preparing[offer.run]
         return [Send(failure)]
 
@@ -143,11 +157,20 @@ class AgentState:
 
         The aggregators may have moved, and an upload that is under way needs their new addresses.
         """
-        run, preparing = self._runs.get(offer.run), self._preparing.get(offer.run)
+        wrong = gate.objection_to_offer(offer)
+        run, num_others = self._runs.get(offer.run), len(self.names - {offer.run})
+        if not wrong and run is not None and run.identity == identity_of(offer):
+            wrong = gate.objection_to_shards(offer.shards, run.trainer.spec)
+        if not wrong and num_others >= self._limits.max_runs:
+            wrong = (
+                f"this device takes part in {num_others} others, and limits.max_runs = {self._limits.max_runs}"
+            )
+        if wrong:
+            return [_refused(offer.run, wrong)]
         if run is not None and run.identity == identity_of(offer):
             answered = [a.outcome for a in self._assignments(run.name) if a.outcome is not None]
             return [Join(run, offer.shards), *map(Send, answered)]
-        if preparing is not None and identity_of(preparing) == identity_of(offer):
+        if self.wants(offer):
             self._preparing[offer.run] = offer
             return []
         given_up = self._forget(offer.run)
@@ -156,17 +179,24 @@ class AgentState:
 
     def _task(self, task: task_pb2.Task) -> list[Effect]:
         run = self._runs.get(task.run)
-        answer = pb.TaskAnswer(run=task.run, round_num=task.round_num, accepted=run is not None)
         if run is None:
-            answer.reason = f"this agent has not joined run '{task.run}'"
+            wrong = f"this agent has not joined run '{clean(task.run, MAX_NAME)}'"
+        else:
+            wrong = gate.objection_to_task(
+                task, self._client, run.config, run.trainer, self._slowdown, self._limits
+            )
+        name = clean(task.run, MAX_NAME)
+        answer = pb.TaskAnswer(run=name, round_num=task.round_num, accepted=not wrong, reason=wrong)
+        if run is None or wrong:
             return [Send(SessionRequest(answer=answer))]
         return [Send(SessionRequest(answer=answer)), *_take_up(self._tasks, Assignment(run, task))]
 
     def _evaluate(self, task: pb.EvaluationTask) -> list[Effect]:
         run = self._runs.get(task.run)
         if run is None or run.evaluator is None:
-            message = f"this agent cannot evaluate run '{task.run}'"
-            return [Send(SessionRequest(failed=pb.TaskFailed(run=task.run, round_num=-1, message=message)))]
+            return [_failed(task.run, f"this agent cannot evaluate run '{clean(task.run, MAX_NAME)}'")]
+        if wrong := gate.objection_to_evaluation(task):
+            return [_failed(task.run, f"the evaluation is refused: {wrong}")]
         return _take_up(self._evaluations, Assignment(run, task))
 
     def _closed(self, closed: pb.RoundClosed) -> list[Effect]:
@@ -194,6 +224,16 @@ class AgentState:
 
     def _assignments(self, name: str) -> list[Assignment]:
         return [known[name] for known in (self._tasks, self._evaluations) if name in known]
+
+
+def _failed(run: str, message: str) -> Send:
+    """An answer about the run as a whole, not about a round of it."""
+    name = clean(run, MAX_NAME)
+    return Send(SessionRequest(failed=pb.TaskFailed(run=name, round_num=-1, message=clean(message))))
+
+
+def _refused(run: str, wrong: str) -> Send:
+    return _failed(run, f"this agent does not join run '{clean(run, MAX_NAME)}': {wrong}")
 
 
 def _take_up(newest: dict[str, Assignment], assignment: Assignment) -> list[Effect]:

@@ -6,8 +6,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedel.plugins import Allowed
 from fedel.security.tls import Tls
 from fedel.training.settings import DataPart, TrainerSettings
+from fedel_edge.gate import Limits, objection_to_name
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class AgentConfig:
     log_json: bool = True
     """Logs as JSON lines, or as plain text."""
     data: DataPart = field(default_factory=DataPart)
+    code: Allowed = field(default_factory=Allowed)
+    limits: Limits = field(default_factory=Limits)
     tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:
@@ -46,6 +50,9 @@ class AgentConfig:
             raise ValueError(f"slowdown = {self.slowdown:g}: use at least 1, which leaves the device as it is")
         if self.threads < 0 or self.grace_seconds < 0:
             raise ValueError("threads and grace_seconds cannot be negative; 0 is the least")
+        for what, text in (("name", self.name), ("device_type", self.device_type)):
+            if text and (wrong := objection_to_name(text, what)):
+                raise ValueError(wrong)
         if ":" not in self.coordinator:
             raise ValueError(f"coordinator = {self.coordinator!r}: write it as host:port")
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedel import plugins
 from fedel.errors import ConfigError, ModelError
@@ -17,6 +17,7 @@ from fedel.training.settings import Evaluator
 from fedel.types import Strategy, Trainer
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import profile_to_pb
+from fedel_edge import disk, gate
 from fedel_edge.config import AgentConfig
 from fedel_edge.run_folder import RunFolder
 
@@ -72,16 +73,33 @@ def identity_of(offer: coordinator_pb2.RunOffer) -> str:
     return "\n".join((offer.instance, offer.model_digest, offer.config_json))
 
 
-def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig) -> JoinedRun:
-    """Build model, data and profile. Slow: it loads data and may measure."""
-    run = RunConfig.parse(json.loads(offer.config_json), f"run '{offer.run}'")
-    trainer, evaluator = plugins.load(run.trainer, "trainer", ConfigError)(run, config.trainer_settings)
+def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig, in_use: Collection[str] = ()) -> JoinedRun:
+    """Build model, data and profile, from code that this device allows. Slow: it loads data and may measure.
+
+    ``in_use`` are the names of the other runs that this agent takes part in.
+    """
+    run = RunConfig.parse(_parsed(offer), f"run '{offer.run}'")
+    if wrong := gate.objection_to_job(run):
+        raise ConfigError(f"run '{offer.run}': {wrong}")
+    with plugins.only(config.code):
+        make = plugins.load(run.trainer, "trainer", ConfigError)
+        strategy = build(run.strategy)
+        trainer, evaluator = make(run, config.trainer_settings)
     if trainer.spec.digest != offer.model_digest:
         raise ModelError(
             f"run '{offer.run}' trains a model with the digest {offer.model_digest}, but "
             f"'{trainer.spec.name}' as built here has {trainer.spec.digest}; install the versions of FedEL and "
             "of the model's code that the run was created with"
         )
+    disk.forget_profiles(config.state_dir / "profiles")
+    disk.make_room(config.state_dir, offer.run, trainer.spec, in_use, config.limits)
     identity = identity_of(offer)
     folder = RunFolder(config.state_dir, offer.run, identity)
-    return JoinedRun(offer.run, identity, run, build(run.strategy), trainer, evaluator, folder)
+    return JoinedRun(offer.run, identity, run, strategy, trainer, evaluator, folder)
+
+
+def _parsed(offer: coordinator_pb2.RunOffer) -> Any:
+    try:
+        return json.loads(offer.config_json)
+    except ValueError as error:
+        raise ConfigError(f"run '{offer.run}': its configuration is not JSON ({error})") from None

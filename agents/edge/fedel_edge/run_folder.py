@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-import logging
-import mmap
 import shutil
-import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from fedel.files import open_atomic, safe_name, write_atomic
+from fedel.errors import ServiceError
+from fedel.files import TEMPORARY, safe_name, write_atomic
 from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1 import aggregator_pb2
 from fedel.wire.payload import Payload
-from fedel_edge.memory import DiskMemories
+from fedel_edge import checked_files
+from fedel_edge.checked_files import PRIVATE, read_record, write_record
+from fedel_edge.memory import DiskMemories, numbered
 
-_log = logging.getLogger(__name__)
+STAMP = "identity"
+"""File that says which run a folder is of."""
+COPIES = 6
+"""A folder holds at most this many times the size of the model: the model, three memories, two updates."""
+_KEPT_UPDATES = 2
+"""Where a late update counts in the next round, two rounds can be under way."""
 
 
 class RunFolder:
-    """``<state_dir>/<run>``; what another run of the same name left in it is deleted."""
+    """``<state_dir>/<run>``; what another run of the same name left in it is deleted.
+
+    It holds at most a model, three memories and two updates. Other users cannot look inside.
+    """
 
     def __init__(self, state_dir: Path, run: str, identity: str) -> None:
         self.path = state_dir / safe_name(run)
-        stamp = self.path / "identity"
+        stamp = self.path / STAMP
         if not stamp.exists() or stamp.read_bytes() != identity.encode():
             shutil.rmtree(self.path, ignore_errors=True)
-            write_atomic(stamp, identity)
+            self.path.mkdir(mode=0o700, parents=True)
+            write_atomic(stamp, identity, mode=PRIVATE)
+        self.path.chmod(0o700)
+        for unfinished in self.path.glob(f".*{TEMPORARY}"):
+            unfinished.unlink(missing_ok=True)
         self.memories = DiskMemories(self.path)
-        self.model = ModelCopy(self.path / "model.safetensors")
+        self.model = ModelCopy(self.path / "model")
         self.outbox = Outbox(self.path)
 
     def remove(self) -> None:
@@ -48,19 +58,17 @@ class ModelCopy:
 
     def load(self, spec: ModelSpec) -> tuple[int, dict[str, Array]]:
         """Version and tensors; -1 and none if there is no complete copy."""
-        try:
-            with safe_open(self._path, framework="numpy") as file:
-                version = int(file.metadata()["version"])
-                tensors = {t.name: file.get_tensor(t.name) for t in spec.tensors}
-        except FileNotFoundError:
+        found = read_record(self._path)
+        if found is None:
             return -1, {}
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            _log.warning("%s is damaged (%s): downloading the whole model", self._path, error)
+        record, tensors = found
+        if {name: values.shape for name, values in tensors.items()} != {t.name: t.shape for t in spec.tensors}:
+            checked_files.drop(self._path, ValueError("it is of another model"))
             return -1, {}
-        return version, tensors
+        return int(record["version"]), tensors
 
     def save(self, version: int, tensors: Tensors) -> None:
-        write_atomic(self._path, save(dict(tensors), metadata={"version": str(version)}))
+        write_record(self._path, {"version": version}, tensors)
 
 
 @dataclass(frozen=True)
@@ -89,38 +97,40 @@ class Outbox:
         self._folder = folder
 
     def put(self, round_num: int, header: aggregator_pb2.UpdateHeader, payload: Payload) -> StoredUpdate:
-        """One file: length of the header, header, payload. What is returned is mapped from it, so that it
-        takes no memory while the upload waits."""
-        message = header.SerializeToString()
-        with open_atomic(self._path(round_num)) as file:
-            file.writelines([struct.pack("<Q", len(message)), message, *payload.buffers])
+        """What is returned is mapped from the file, so that it takes no memory while the upload waits."""
+        checked_files.write(self._path(round_num), header.SerializeToString(), payload.buffers)
+        for old in numbered(self._folder, "update-")[:-_KEPT_UPDATES]:
+            if old != round_num:
+                self._path(old).unlink(missing_ok=True)
         stored = self.get(round_num)
-        assert stored is not None, "it was written just now"
+        if stored is None:
+            raise ServiceError(
+                f"{self._path(round_num)} was damaged as it was written: check this device's disk"
+            )
         return stored
 
     def get(self, round_num: int) -> StoredUpdate | None:
         path = self._path(round_num)
+        found = checked_files.mapped(path)
+        if found is None:
+            return None
+        head, body = found
         try:
-            with path.open("rb") as file:
-                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            (length,) = struct.unpack("<Q", view[:8])
-            header = aggregator_pb2.UpdateHeader.FromString(bytes(view[8 : 8 + length]))
-        except FileNotFoundError:
+            header = aggregator_pb2.UpdateHeader.FromString(head)
+        except DecodeError as error:
+            checked_files.drop(path, error)
             return None
-        except (OSError, ValueError, struct.error, DecodeError) as error:
-            _log.warning("%s is damaged (%s): training again", path, error)
-            return None
-        buffers, begin = [], 8 + length
+        buffers, begin = [], 0
         for entry in header.tensors:
-            buffers.append(view[begin : begin + entry.num_bytes])
+            buffers.append(body[begin : begin + entry.num_bytes])
             begin += entry.num_bytes
         return StoredUpdate(header, Payload(tuple(header.tensors), tuple(buffers)))
 
     def drop(self, up_to: int) -> None:
         """Delete updates of this round and earlier ones."""
-        for path in self._folder.glob("update-*"):
-            if int(path.name.removeprefix("update-")) <= up_to:
-                path.unlink(missing_ok=True)
+        for round_num in numbered(self._folder, "update-"):
+            if round_num <= up_to:
+                self._path(round_num).unlink(missing_ok=True)
 
     def _path(self, round_num: int) -> Path:
         return self._folder / f"update-{round_num}"

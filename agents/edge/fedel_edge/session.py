@@ -13,6 +13,7 @@ from grpc import aio
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel.wire.retry import Backoff, describe, is_transient, retrying
+from fedel_edge.gate import clean, heartbeat_seconds
 
 if TYPE_CHECKING:
     from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceAsyncStub
@@ -87,7 +88,7 @@ class Session:
             self._backoff.failures = max(failures, _REFUSED_FAILURES)
         self._on_break()
         level = logging.WARNING if self._backoff.failures in (1, _REFUSED_FAILURES) else logging.DEBUG
-        _log.log(level, "no session with the coordinator (%s): trying again", describe(error))
+        _log.log(level, "no session with the coordinator (%s): trying again", clean(describe(error)))
 
     async def _one_stream(self) -> None:
         """Returns only once we closed it; every other end is an exception."""
@@ -117,7 +118,7 @@ class Session:
 
     def _on_welcome(self, welcome: coordinator_pb2.Welcome) -> None:
         self._backoff.reset()
-        self._heartbeat = asyncio.ensure_future(self._beat(welcome.heartbeat_seconds))
+        self._heartbeat = asyncio.ensure_future(self._beat(heartbeat_seconds(welcome)))
         _log.info("in session with the coordinator", extra={"client": self._hello.client})
 
     async def _beat(self, seconds: float) -> None:

@@ -42,6 +42,8 @@ class TaskRun:
         self.run = run
         self.phase = ""
         self.given_up = threading.Event()
+        self.over_time = False
+        """Given up because it took longer than this device's owner allows."""
         self.task: asyncio.Future[None] | None = None
         """The coroutine, once it is started."""
 
@@ -49,6 +51,10 @@ class TaskRun:
         self.given_up.set()
         if self.task is not None:
             self.task.cancel()
+
+    def run_out_of_time(self) -> None:
+        self.over_time = True
+        self.give_up()
 
     def check(self) -> None:
         if self.given_up.is_set():

@@ -7,18 +7,39 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
+import grpc
+from grpc import aio
+
 from fedel.errors import ServiceError
 from fedel.types import Array
 from fedel.wire.codec import report_from_pb
 from fedel.wire.fan_out import fan_out
-from fedel.wire.retry import describe, is_transient, retrying
-from fedel.wire.streams import Fetched, Pushed, fetch_model, push_update
-from fedel_edge.joined_runs import JoinedRun
+from fedel.wire.retry import Backoff, describe, retrying
+from fedel.wire.streams import Fetched, Pushed, fetch_model, push_update, reason_of
+from fedel_edge.gate import clean
+from fedel_edge.joined_runs import JoinedRun, Shard
 from fedel_edge.run_folder import StoredUpdate
 from fedel_edge.worker import Worker
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+FINAL = frozenset(
+    (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.ABORTED,
+    )
+)
+"""How an aggregator says that this will not do however often it is sent: a wrong shape, too late, not planned,
+another process of the same name. Everything else may pass (a full disk, a lack of descriptors, a restart): it
+is tried again until the round is closed. What was damaged in transit (DATA_LOSS) is sent again once."""
+_SLOW_FAILURES = 8
+"""What needs people is tried as rarely as something that has failed this often."""
 
 
 async def download(run: JoinedRun, version: int, worker: Worker) -> tuple[dict[str, Array], int]:
@@ -42,9 +63,11 @@ async def download(run: JoinedRun, version: int, worker: Worker) -> tuple[dict[s
 
 
 async def _download_part(run: JoinedRun, index: int, version: int, have: int) -> Fetched:
-    return await retry_until_answered(
-        run, "download", lambda: fetch_model(run.shards[index].stub, run.name, version, have)
-    )
+    return await retry_until_answered(run, "download", lambda: _fetch(run, run.shards[index], version, have))
+
+
+async def _fetch(run: JoinedRun, shard: Shard, version: int, have: int) -> Fetched:
+    return await fetch_model(shard.stub, run.name, version, have, run.trainer.spec, shard.tensors)
 
 
 async def upload(run: JoinedRun, update: StoredUpdate) -> tuple[int, float]:
@@ -68,14 +91,27 @@ async def _upload_part(run: JoinedRun, index: int, update: StoredUpdate) -> Push
 
 async def retry_until_answered(run: JoinedRun, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """Try until it succeeds or is refused for good. Cancelling gives up."""
+    backoff, damaged = Backoff(), 0
+
+    def retried(error: Exception) -> bool:
+        nonlocal damaged
+        if not isinstance(error, aio.AioRpcError):
+            return isinstance(error, ServiceError)
+        if error.code() is grpc.StatusCode.DATA_LOSS:
+            damaged += 1
+            return damaged == 1
+        return error.code() not in FINAL
 
     def log(error: Exception, failures: int) -> None:
+        if isinstance(error, aio.AioRpcError) and _needs_people(error):
+            backoff.failures = max(failures, _SLOW_FAILURES)
         level = logging.WARNING if failures == 1 else logging.DEBUG
-        _log.log(level, "%s of run '%s' broke (%s): trying again", what, run.name, describe(error))
+        said = clean(describe(error))
+        _log.log(level, "%s of run '%s' broke (%s): trying again", what, run.name, said)
 
-    return await retrying(
-        attempt,
-        retried=lambda error: is_transient(error) or isinstance(error, ServiceError),
-        on_failure=log,
-        sleep=run.sleep,
-    )
+    return await retrying(attempt, retried=retried, on_failure=log, backoff=backoff, sleep=run.sleep)
+
+
+def _needs_people(error: aio.AioRpcError) -> bool:
+    """Whether it takes longer than a moment: a run that is set aside, a certificate that is to be renewed."""
+    return reason_of(error) == "damaged" or error.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ from fedel.errors import CertificateError
 from fedel.security.certificates import Facts, facts_of_pem, utc_now
 from fedel.security.folder import Revocations, Watched
 from fedel.security.identity import RULES
+from fedel.security.secret import HEADER, VARIABLE
 from fedel.telemetry import AccessMetrics
 from fedel_services.errors import refuse
 from fedel_services.handlers import Behaviour, behaviour_of, with_behaviour
@@ -31,6 +33,7 @@ _STATUS = {
     "expired": grpc.StatusCode.UNAUTHENTICATED,
     "revoked": grpc.StatusCode.UNAUTHENTICATED,
     "token": grpc.StatusCode.UNAUTHENTICATED,
+    "secret": grpc.StatusCode.UNAUTHENTICATED,
     "role": grpc.StatusCode.PERMISSION_DENIED,
     "client": grpc.StatusCode.PERMISSION_DENIED,
     "early": grpc.StatusCode.FAILED_PRECONDITION,
@@ -90,6 +93,28 @@ async def require_client(context: Any, client: str) -> None:
     if known is not None and known.facts.identity.name != client:
         message = f"the certificate belongs to {known.facts.identity}, which cannot speak for '{client}'"
         await known.keeper.refuse(context, "client", message, client=client)
+
+
+class SecretGuard(aio.ServerInterceptor):
+    """In plain text: answers only callers that send the federation's secret."""
+
+    def __init__(self, keeper: Gatekeeper, secret: str) -> None:
+        self._keeper, self._secret = keeper, secret.encode()
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
+        sent = dict(details.invocation_metadata or ()).get(HEADER, "")
+        known = hmac.compare_digest(sent if isinstance(sent, bytes) else sent.encode(), self._secret)
+        if handler is None or known:
+            return handler
+
+        async def answer(_: Any, context: Any) -> None:
+            message = f"the caller does not know the secret of this federation: name its file in ${VARIABLE}"
+            await self._keeper.refuse(context, "secret", message, method=details.method)
+
+        return with_behaviour(handler, answer)
 
 
 class Guard(aio.ServerInterceptor):

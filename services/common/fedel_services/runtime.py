@@ -27,7 +27,7 @@ from fedel.security.tls import Tls, add_options
 from fedel.wire.channel import SERVER_OPTIONS, server_credentials
 from fedel_services.errors import ErrorStatuses, Statuses
 from fedel_services.errors import refuse as refuse
-from fedel_services.guard import Gatekeeper, Guard
+from fedel_services.guard import Gatekeeper, Guard, SecretGuard
 from fedel_services.health import Health
 from fedel_services.requests import Requests
 from fedel_services.revocation_list import Fetcher
@@ -52,13 +52,15 @@ class Server:
         self._tls = tls
         self._watched = Watched(tls.folder) if tls.secure else None
         self.keeper = Gatekeeper(registry, self._watched)
-        guards = []
+        guards: list[aio.ServerInterceptor] = []
         self._fetcher: Fetcher | None = None
         if self._watched:
             revocations = Revocations(tls.crl_path, self._watched)
-            guards = [Guard(self.keeper, revocations)]
+            guards.append(Guard(self.keeper, revocations))
             if tls.crl_from:
                 self._fetcher = Fetcher(tls, revocations, self.keeper.list_fetched)
+        elif tls.secret:
+            guards.append(SecretGuard(self.keeper, tls.secret))
         self._fetching: asyncio.Task[None] | None = None
         self.grpc = aio.server(
             interceptors=[*guards, ErrorStatuses(statuses), Requests()], options=SERVER_OPTIONS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from fedel import plugins
 from fedel.errors import CertificateError, ConfigError
 from fedel.job import RunConfig
 from fedel.security.certificates import utc_now
@@ -33,11 +34,12 @@ async def servers(config: AgentConfig) -> AsyncIterator[Finding]:
         yield skipped("coordinator", "not connected to without a good certificate")
         yield skipped("clock", "the coordinator could not be reached for its time")
         return
-    coordinator = await reach.reach("coordinator", config.coordinator, own)
+    secret = config.tls.secret
+    coordinator = await reach.reach("coordinator", config.coordinator, own, secret)
     yield coordinator.finding
     yield reach.clock(coordinator)
     for address in coordinator.aggregators:
-        yield (await reach.reach("aggregator", address, own)).finding
+        yield (await reach.reach("aggregator", address, own, secret)).finding
 
 
 def device(config: AgentConfig, job: RunConfig | None, root: Path = Path("/")) -> Iterator[Finding]:
@@ -54,11 +56,15 @@ def device(config: AgentConfig, job: RunConfig | None, root: Path = Path("/")) -
         yield skipped("data set", f"the job has a trainer of its own, {job.trainer}")
         yield skipped("one step", "only that trainer knows how")
         return
-    found, data = machine.data_set(config, job)
+    with plugins.only(config.code):
+        found, data = machine.data_set(config, job)
     yield found
-    yield (
-        skipped("one step", "needs the data set") if found.state == BAD else machine.one_step(config, job, data)
-    )
+    if found.state == BAD:
+        yield skipped("one step", "needs the data set")
+        return
+    with plugins.only(config.code):
+        step = machine.one_step(config, job, data)
+    yield step
 
 
 def certificate(config: AgentConfig) -> tuple[Finding, Credentials | None]:
@@ -68,13 +74,15 @@ def certificate(config: AgentConfig) -> tuple[Finding, Credentials | None]:
         how = config.tls.check(config.coordinator)
     except ConfigError as error:
         return bad(check, f"none, and {config.coordinator} is another machine", str(error)), None
-    if not config.tls.secure:
-        return skipped(check, how), None
     try:
+        if not config.tls.secure:
+            return (good if config.tls.secret else skipped)(check, how), None
         own = latest(config.tls.folder, kept_folder(config))
         with_certificate_name(config, own)
     except CertificateError as error:
         return bad(check, str(error), ENROL), None
+    except ConfigError as error:
+        return bad(check, "the secret of this federation cannot be read", str(error)), None
     facts = own.facts
     left = (facts.not_after - utc_now()).total_seconds() / 86400
     due = ", about to be renewed" if facts.renewable(utc_now()) else ""

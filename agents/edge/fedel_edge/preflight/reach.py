@@ -19,6 +19,7 @@ from fedel.security.folder import Credentials
 from fedel.security.tls import host_of
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from fedel.wire.channel import with_secret
 from fedel.wire.clock import HEADER, Skew, skew
 from fedel_edge.preflight.findings import ENROL, Finding, bad, good, skipped
 
@@ -42,10 +43,10 @@ class Reached:
         return self.finding.state == "good"
 
 
-async def reach(check: str, address: str, own: Credentials | None) -> Reached:
+async def reach(check: str, address: str, own: Credentials | None, secret: str = "") -> Reached:
     """Connect to a server and request its health."""
     try:
-        async with _channel(address, own) as channel:
+        async with _channel(address, own, secret) as channel:
             return await _ask(check, address, channel)
     except aio.AioRpcError as error:
         problem = None
@@ -110,9 +111,9 @@ def _distrusted(error: ssl.SSLCertVerificationError) -> str:
 
 
 @asynccontextmanager
-async def _channel(address: str, own: Credentials | None) -> AsyncIterator[aio.Channel]:
+async def _channel(address: str, own: Credentials | None, secret: str) -> AsyncIterator[aio.Channel]:
     if own is None:
-        channel = aio.insecure_channel(address)
+        channel = with_secret(aio.insecure_channel(address), secret)
     else:
         channel = aio.secure_channel(address, grpc.ssl_channel_credentials(own.ca, own.key, own.cert))
     async with channel:
