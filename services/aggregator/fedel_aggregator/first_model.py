@@ -22,8 +22,11 @@ from fedel_aggregator.versions import Meta, Versions
 class FirstModel:
     """Version 0 of a new run. The run exists once its header is on disk, which is the very last step."""
 
-    def __init__(self, folder: Path, header: ModelHeader, recycled: RecycledFiles) -> None:
+    def __init__(
+        self, folder: Path, header: ModelHeader, recycled: RecycledFiles, keep_updates: int = 0
+    ) -> None:
         self._folder, self._header, self._recycled = folder, header, recycled
+        self._keep_updates = keep_updates
         _check(header)
         shutil.rmtree(folder, ignore_errors=True)
         self._versions = Versions(folder / "versions")
@@ -56,7 +59,7 @@ class FirstModel:
         (self._folder / "rounds").mkdir(exist_ok=True)
         write_atomic(self._folder / HEADER_FILE, self._header.SerializeToString(deterministic=True))
         sync_directory(self._folder.parent)
-        return ShardRun(self._folder, self._recycled)
+        return ShardRun(self._folder, self._recycled, self._keep_updates)
 
 
 def _check(header: ModelHeader) -> None:

@@ -111,7 +111,7 @@ class Journal:
         """Find the updates that count; returns their headers, in a fixed order."""
         headers = []
         for path in sorted(self.folder.glob("*.update")):
-            header, _ = _open(path)
+            header, _ = open_update(path)
             self._updates[header.report.client] = path
             headers.append(header)
         return headers
@@ -119,18 +119,22 @@ class Journal:
     def read(self, client: str, spec: ModelSpec) -> Update:
         """An update that counts."""
         path = self._updates[client]
-        header, start = _open(path)
+        header, start = open_update(path)
         with path.open("rb") as file:
             try:
                 return read_update(file.fileno(), header, start, spec)
             except UpdateRefused:
                 raise _damaged(path) from None
 
+    def hand_on(self, successor: Journal) -> None:
+        """Let unfinished updates go on in the next round."""
+        for path in self.folder.glob("*.part"):
+            path.rename(successor.folder / path.name)
+
     def retire(self, successor: Journal | None) -> None:
-        """End the round; unfinished updates move to ``successor``, if there is one."""
+        """End the round: its files are used again. Unfinished updates move to ``successor``, if there is one."""
         if successor is not None:
-            for path in self.folder.glob("*.part"):
-                path.rename(successor.folder / path.name)
+            self.hand_on(successor)
         self._recycled.give(self.folder.glob("*.update"))
         shutil.rmtree(self.folder)
 
@@ -146,7 +150,7 @@ def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) 
     return Update(patches, report_from_pb(header.report))
 
 
-def _open(path: Path) -> tuple[UpdateHeader, int]:
+def open_update(path: Path) -> tuple[UpdateHeader, int]:
     """The header of an update that counts, and where its payload begins."""
     with path.open("rb") as file:
         message = _read_message(file.fileno())
