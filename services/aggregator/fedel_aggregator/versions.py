@@ -32,6 +32,12 @@ class Meta:
     """The answer to CommitRound."""
 
 
+def read_meta(path: Path) -> Meta:
+    table = json.loads(path.read_text(encoding="utf-8"))
+    table["counted"] = {client: Content(*entry) for client, entry in table["counted"].items()}
+    return Meta(**table)
+
+
 class Versions:
     """The versions of one run."""
 
@@ -53,11 +59,9 @@ class Versions:
 
     def meta(self, version: int) -> Meta:
         try:
-            table = json.loads(self.meta_path(version).read_text(encoding="utf-8"))
+            return read_meta(self.meta_path(version))
         except FileNotFoundError:
             raise self._missing(version) from None
-        table["counted"] = {client: Content(*entry) for client, entry in table["counted"].items()}
-        return Meta(**table)
 
     def open(self, version: int) -> TensorFile:
         try:
