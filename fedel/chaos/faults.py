@@ -46,9 +46,8 @@ def draw_fault(rng: np.random.Generator, layout: Layout, round_num: int, servers
     """A fault from the dice; ``servers_live`` kills no server, so that their memory can be watched."""
     kinds: list[tuple[str, float]] = [
         (KILL, 3), (FREEZE, 1.5), (CLOCK, 0.5), (CUT, 2), (HOLD, 1), (DELAY, 1), (THROTTLE, 1), (DAMAGE, 1.5),
+        (FULL_DISK, 1),
     ]  # fmt: skip
-    if layout.small_disks and disk.can_mount():
-        kinds.append((FULL_DISK, 1))
     if layout.database == "postgresql":
         kinds.append((RESTART, 1.5))
     weights = np.array([weight for _, weight in kinds])
