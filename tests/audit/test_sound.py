@@ -37,7 +37,7 @@ def test_late_updates_are_legal(tmp_path: Path) -> None:
     assert ((), NUM_ROUNDS) == (found.findings, found.num_recomputed)
 
 
-@pytest.mark.parametrize(("keep", "recomputed"), [(0, 0), (2, 2)])
+@pytest.mark.parametrize(("keep", "recomputed"), [(0, 0), (2, 2), (4, 6)])
 def test_says_how_much_could_be_computed_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], keep: int, recomputed: int
 ) -> None:

@@ -29,7 +29,7 @@ class AggregatorConfig:
     idle_seconds: float = 60.0
     """Idle timeout of a stream: it is closed, and the client can resume later."""
     keep_updates: int = 0
-    """Closed rounds of each run whose updates stay on disk for ``fedel audit``; -1 keeps all of them."""
+    """How many closed rounds of a run ``fedel audit`` can replay: their updates stay on disk; -1 keeps all."""
     log_level: str = "INFO"
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True

@@ -132,7 +132,7 @@ class Journal:
             path.rename(successor.folder / path.name)
 
     def retire(self, successor: Journal | None) -> None:
-        """End the round: its files are used again. Unfinished updates move to ``successor``, if there is one."""
+        """End the round: its files are used again. Unfinished updates move to ``successor``, if any."""
         if successor is not None:
             self.hand_on(successor)
         self._recycled.give(self.folder.glob("*.update"))

@@ -15,7 +15,11 @@ META_FILE = "version.json"
 
 
 class KeptUpdates:
-    """The last rounds of one run; of ``num_rounds`` 0 keeps none and -1 all."""
+    """The last rounds of one run; of ``num_rounds`` 0 keeps none and -1 all.
+
+    An audit begins with a version on disk, so every n-th version stays as long as the updates after it: at
+    least the last n rounds are kept, and less than twice as many.
+    """
 
     def __init__(self, folder: Path, num_rounds: int) -> None:
         self._folder, self._num_rounds = folder, num_rounds
@@ -42,11 +46,16 @@ class KeptUpdates:
         self._forget_old()
 
     def _forget_old(self) -> None:
-        if self._num_rounds > 0:
-            for old in self.rounds()[: -self._num_rounds]:
-                shutil.rmtree(self.path(old))
+        every, rounds = self._num_rounds, self.rounds()
+        if every > 0:
+            first = (rounds[-1] + 1 - every) // every * every
+            for old in rounds:
+                if old < first:
+                    shutil.rmtree(self.path(old))
 
-    @property
-    def oldest(self) -> int | None:
-        """The first round that can be computed again, if any; its version is needed for that."""
-        return next(iter(self.rounds()), None)
+    def needs(self, version: int) -> bool:
+        """Whether an audit begins with this version."""
+        every, oldest = self._num_rounds, next(iter(self.rounds()), None)
+        if not self or oldest is None or version < oldest:
+            return False
+        return version == oldest or (every > 0 and version % every == 0)

@@ -250,7 +250,7 @@ class ShardRun:
         for version in self.versions.all()[:-NUM_NEWEST_KEPT]:
             is_labelled = version in self._labels.values()
             is_nth = every > 0 and version % every == 0
-            if not (is_labelled or is_nth or version == self._kept.oldest):
+            if not (is_labelled or is_nth or self._kept.needs(version)):
                 self.versions.delete(version)
 
 

@@ -27,21 +27,35 @@ def versions(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("keep", "expected_rounds", "expected_versions"),
     [
-        (0, [], ["000003", "000004"]),
-        (2, ["000002", "000003"], ["000002", "000003", "000004"]),
-        (-1, ["000000", "000001", "000002", "000003"], ["000000", "000003", "000004"]),
+        (0, [], [7, 8]),
+        (1, [7], [7, 8]),
+        (3, [3, 4, 5, 6, 7], [3, 6, 7, 8]),
+        (-1, [0, 1, 2, 3, 4, 5, 6, 7], [0, 7, 8]),
     ],
 )
 @asynchronous
-async def test_keeps_rounds_and_the_version_they_begin_with(tmp_path, keep, expected_rounds, expected_versions):
+async def test_keeps_rounds_and_the_versions_they_begin_with(
+    tmp_path, keep, expected_rounds, expected_versions
+):
     async with aggregator(tmp_path, keep_updates=keep) as (stub, _):
         await create(stub)
         await rounds(stub, 0, 2)
     async with aggregator(tmp_path, keep_updates=keep) as (stub, _):
-        await rounds(stub, 2, 4)
+        await rounds(stub, 2, 8)
     files = ["ann.update", "bob.update", "sealed", "version.json"]
-    assert dict.fromkeys(expected_rounds, files) == kept(tmp_path)
-    assert expected_versions == versions(tmp_path)
+    assert {f"{number:06d}": files for number in expected_rounds} == kept(tmp_path)
+    assert [f"{number:06d}" for number in expected_versions] == versions(tmp_path)
+
+
+@asynchronous
+async def test_may_begin_in_the_middle_of_a_run(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub)
+        await rounds(stub, 0, 4)
+    async with aggregator(tmp_path, keep_updates=-1) as (stub, _):
+        await rounds(stub, 4, 8)
+    assert ["000004", "000005", "000006", "000007"] == list(kept(tmp_path))
+    assert ["000004", "000007", "000008"] == versions(tmp_path)
 
 
 def test_setting_is_a_number_of_rounds():
