@@ -15,7 +15,7 @@ from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire import payload
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.run import HEADER_FILE, ShardRun, shard_spec
-from fedel_aggregator.tensor_file import TensorWriter
+from fedel_aggregator.tensor_file import TensorWriter, closed_on_error
 from fedel_aggregator.versions import Meta, Versions
 
 
@@ -31,9 +31,9 @@ class FirstModel:
         shutil.rmtree(folder, ignore_errors=True)
         self._versions = Versions(folder / "versions")
         self._handle = os.open(self._versions.path(0), os.O_RDWR | os.O_CREAT, 0o644)
-        self._writer = TensorWriter(
-            self._handle, [(entry.name, tuple(entry.shape)) for entry in header.tensors]
-        )
+        shapes = [(entry.name, tuple(entry.shape)) for entry in header.tensors]
+        with closed_on_error(self._handle):
+            self._writer = TensorWriter(self._handle, shapes)
         self.num_bytes = sum(entry.num_bytes for entry in header.tensors)
         self.received = 0
 

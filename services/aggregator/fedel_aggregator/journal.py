@@ -24,7 +24,7 @@ from fedel.v1.aggregator_pb2 import UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
 from fedel_aggregator.recycled_files import RecycledFiles
-from fedel_aggregator.tensor_file import write_all
+from fedel_aggregator.tensor_file import closed_on_error, write_all
 
 _NUMBER_BYTES = 8
 _MESSAGE_START = 2 * _NUMBER_BYTES
@@ -83,16 +83,17 @@ class Journal:
         path = self._path(upload.client, "part")
         if not path.exists():
             self._recycled.take(path)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         message = header.SerializeToString(deterministic=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         part = Part(upload, header, handle, _MESSAGE_START + len(message), 0)
-        size = os.fstat(handle).st_size
-        if _read_message(handle) == message:
-            received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
-            part.received = min(received, size - part.start, part.num_bytes)
-        else:
-            os.ftruncate(handle, min(size, part.start + part.num_bytes))
-            write_all(handle, 0, _number(len(message)), _number(0), message)
+        with closed_on_error(handle):
+            size = os.fstat(handle).st_size
+            if _read_message(handle) == message:
+                received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
+                part.received = min(received, size - part.start, part.num_bytes)
+            else:
+                os.ftruncate(handle, min(size, part.start + part.num_bytes))
+                write_all(handle, 0, _number(len(message)), _number(0), message)
         return part
 
     def commit(self, part: Part) -> None:
