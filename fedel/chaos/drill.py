@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fedel.chaos.disk import can_mount
 from fedel.chaos.faults import FULL_DISK, Fault, draw_fault, strike
 from fedel.chaos.federation import RUN, Federation, Layout, Watch, federation
 from fedel.chaos.postgres import Postgres
+from fedel.chaos.verdict import Outcome
 from fedel.cli.submit import create
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
@@ -47,29 +48,6 @@ class Drill:
             f"seed {self.seed}: {layout.num_agents} agents, aggregators: {layout.num_aggregators}, "
             f"{layout.database}, {self.job.strategy['name']}, {rounds.num_rounds} rounds, late: {rounds.late}"
         )
-
-
-@dataclass
-class Outcome:
-    """What happened in a drill, and whether all is well."""
-
-    seed: int
-    what: str
-    timeline: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    not_covered: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    num_rounds: int = 0
-    num_faults: int = 0
-    num_acknowledged: int = 0
-    num_counted: int = 0
-    num_recomputed: int = 0
-    folder: str = ""
-    """Where its files are, if they were kept."""
-
-    @property
-    def sound(self) -> bool:
-        return not self.problems
 
 
 def job_of(

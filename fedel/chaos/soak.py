@@ -14,10 +14,11 @@ import numpy as np
 
 from fedel import testing
 from fedel.chaos import trainer, verdict
-from fedel.chaos.drill import Outcome, Stage, job_of
+from fedel.chaos.drill import Stage, job_of
 from fedel.chaos.faults import draw_fault
 from fedel.chaos.federation import RUN, Federation, Layout, Watch, federation
 from fedel.chaos.postgres import Postgres
+from fedel.chaos.verdict import Outcome
 from fedel.cli.submit import control, create
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedel_aggregator.versions import Versions
 
@@ -22,11 +21,31 @@ from fedel.roles.aggregator import RoundFold
 from fedel.strategies import build
 from fedel.types import Memory, Task, Tensors
 
-if TYPE_CHECKING:
-    from fedel.chaos.drill import Outcome
-
 Key = tuple[str, int]
 """Client and round of an update."""
+
+
+@dataclass
+class Outcome:
+    """What happened in a drill, and whether all is well."""
+
+    seed: int
+    what: str
+    timeline: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    not_covered: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    num_rounds: int = 0
+    num_faults: int = 0
+    num_acknowledged: int = 0
+    num_counted: int = 0
+    num_recomputed: int = 0
+    folder: str = ""
+    """Where its files are, if they were kept."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
 
 
 def judge(made: Federation, outcome: Outcome, *, replay: bool = True) -> None:

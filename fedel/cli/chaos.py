@@ -8,9 +8,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from fedel.chaos.drill import Outcome, draw, not_covered, run_drill
+from fedel.chaos.drill import draw, not_covered, run_drill
 from fedel.chaos.federation import Layout, database_for
 from fedel.chaos.soak import Soak, run_soak
+from fedel.chaos.verdict import Outcome
 from fedel.serialisation import to_json
 
 EXAMPLE = """examples:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedel.chaos.disk import can_mount, fill, free, small_disk
-from fedel.chaos.drill import Outcome, draw, run_drill
+from fedel.chaos.drill import draw, run_drill
 from fedel.chaos.faults import KILL, RESTART, draw_fault
 from fedel.chaos.federation import Layout, database_for
 from fedel.chaos.postgres import binaries
+from fedel.chaos.verdict import Outcome
 from fedel.cli.main import main
 from fedel.seeds import generator
 

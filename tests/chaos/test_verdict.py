@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from fedel.chaos import verdict
-from fedel.chaos.drill import Outcome, draw, job_of, run_drill
+from fedel.chaos.drill import draw, job_of, run_drill
 from fedel.chaos.federation import COORDINATOR, Federation, Layout
 from fedel.chaos.processes import Process
+from fedel.chaos.verdict import Outcome
 
 LAYOUT = Layout(num_agents=2, num_aggregators=1, small_disks=False)
 
