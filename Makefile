@@ -70,7 +70,7 @@ testbed: setup  ## a lab in containers: servers, database, dashboards, four agen
 testbed-down:  ## end the testbed; its volumes are kept
 	docker/testbed.sh down
 
-chaos: setup  ## disturb a federation 200 times, with a seed each, and audit what it made (an hour)
+chaos: setup  ## disturb a federation 200 times, with a seed each, and audit what it made (up to an hour)
 	$(BIN)/fedel chaos --drills 200
 
 soak: setup  ## one hour with 50 agents and a fault every 20 s: nothing lost, memory level
