@@ -7,17 +7,27 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
 from fedel.errors import ServiceError
 
 _NUMBERS = itertools.count()
+_AS_USER = """
+import os, sys
+user, group, program, *arguments = sys.argv[1:]
+os.setgroups([])
+os.setgid(int(group))
+os.setuid(int(user))
+os.execv(program, [program, *arguments])
+"""
+"""Changes the user after the start: subprocess would fork Python for it beside the threads of gRPC, which
+crashes now and then."""
 
 
 def binaries() -> Path | None:
@@ -36,11 +46,11 @@ class Postgres:
     def __init__(self, programs: Path, folder: Path) -> None:
         self._programs, self._folder = programs, folder
         self.url = f"postgresql+psycopg://fedel@/postgres?host={folder}"
-        self._user: dict[str, Any] = {}
+        self._prefix: list[str] = []
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             account = pwd.getpwnam("nobody")
             os.chown(folder, account.pw_uid, account.pw_gid)
-            self._user = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+            self._prefix = [sys.executable, "-c", _AS_USER, str(account.pw_uid), str(account.pw_gid)]
 
     def make(self) -> None:
         self._run("initdb", "-U", "fedel", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
@@ -54,11 +64,11 @@ class Postgres:
         self._run("pg_ctl", "-w", "-m", "immediate", "stop")
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [str(self._programs / program), "-D", str(self._folder / "data"), *arguments]
+        command = [*self._prefix, str(self._programs / program), "-D", str(self._folder / "data"), *arguments]
         log = self._folder / f"{program}.log"
         with log.open("a") as output:
             done = subprocess.run(
-                command, cwd=self._folder, stdout=output, stderr=output, timeout=60, check=False, **self._user
+                command, cwd=self._folder, stdout=output, stderr=output, timeout=60, check=False
             )
         if done.returncode != 0:
             said = log.read_text(encoding="utf-8", errors="replace")
