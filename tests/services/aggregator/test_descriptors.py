@@ -30,7 +30,7 @@ async def test_upload_on_a_full_disk(tmp_path, monkeypatch):
         await create(stub)
         monkeypatch.setattr(journal, "write_all", full)
         for _ in range(3):
-            assert ("RESOURCE_EXHAUSTED", "disk") == await refusal(send(stub, make_update("ann")))
+            assert ("RESOURCE_EXHAUSTED", "disk") == await refusal(send(stub, make_update("a")))
         assert [] == open_files(tmp_path)
 
 
