@@ -8,7 +8,8 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint format types test test-slow demo bench bundle lock sbom images testbed testbed-down clean
+.PHONY: help setup protos lint format types test test-slow demo bench bundle lock sbom images testbed testbed-down \
+  chaos soak clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,6 +76,12 @@ testbed: setup  ## a lab in containers: servers, database, dashboards, four agen
 
 testbed-down:  ## end the testbed; its volumes are kept
 	docker/testbed.sh down
+
+chaos: setup  ## disturb a federation 200 times, with a seed each, and audit what it made (up to an hour)
+	$(BIN)/fedel chaos --drills 200
+
+soak: setup  ## one hour with 50 agents and a fault every 20 s: nothing lost, memory level
+	$(BIN)/fedel chaos --minutes 60 --agents 50 --fault-every 20
 
 clean:  ## remove everything that these targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

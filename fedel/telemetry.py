@@ -24,8 +24,8 @@ UPLOAD_OUTCOMES = ("accepted", "duplicate", "refused", "broken")
 MESSAGE_REFUSALS = ("superseded", "unknown_run", "join", "done")
 """Why a coordinator refuses a message: a second session, a wrong model, a report of another's task."""
 ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token", "secret", "early", "rate")
-"""Why a call is refused: no identity, an expired or revoked certificate, a missing right, a wrong name, a token or
-secret that is not right, a certificate that is not due for renewal, too many calls."""
+"""Why a call is refused: no identity, an expired or revoked certificate, a missing right, a wrong name, a token
+or secret that is not right, a certificate that is not due for renewal, too many calls."""
 REFUSALS = (
     *("checksum", "conflict", "digest", "disk", "dtype", "duplicate", "early", "header", "idle", "late"),
     *("missing", "not_finite", "range", "sealed", "shape", "size", "starting", "steps", "superseded"),

@@ -33,6 +33,8 @@ VERBS = {
     "status": Verb("runs", "desk", "the state of a run of a federation, client by client"),
     "runs": Verb("runs", "desk", "list runs; pause, resume or stop one"),
     "report": Verb("report", "desk", "write the report of a run, or of several side by side"),
+    "audit": Verb("audit", "server", "replay a run from the servers' disks; name what is damaged or missing"),
+    "chaos": Verb("chaos", "desk", "a drill: disturb a federation of its own, then audit what it made"),
     "simulate": Verb("simulate", "desk", "a fleet of a hundred unequal devices, on a virtual clock"),
     "experiment": Verb(
         "experiment", "desk", "a table or figure of the paper: do the runs, compare the numbers"

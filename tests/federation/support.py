@@ -19,6 +19,7 @@ from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 from safetensors.numpy import load_file
 
+from fedel.chaos.proxy import Proxy
 from fedel.cli.submit import create, follow, save_model
 from fedel.job import RunConfig
 from fedel.plugins import Allowed
@@ -28,7 +29,6 @@ from fedel.training.settings import DataPart
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
 from tests.agents.stand_ins import running
-from tests.federation.proxy import Proxy
 from tests.federation.trainers import clients_of, scale_of, spec_of
 from tests.simulation.history import History, play_run
 from tests.strategies.fakes import WORK, initial_model

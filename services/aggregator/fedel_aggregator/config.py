@@ -28,6 +28,8 @@ class AggregatorConfig:
     """Clients that may download a model at the same time; the others wait."""
     idle_seconds: float = 60.0
     """Idle timeout of a stream: it is closed, and the client can resume later."""
+    keep_updates: int = 0
+    """How many closed rounds of a run ``fedel audit`` can replay: their updates stay on disk; -1 keeps all."""
     log_level: str = "INFO"
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True
@@ -39,5 +41,7 @@ class AggregatorConfig:
     def __post_init__(self) -> None:
         if self.max_uploads < 1 or self.max_downloads < 1:
             raise ValueError("max_uploads and max_downloads must be at least 1")
+        if self.keep_updates < -1:
+            raise ValueError("keep_updates is a number of rounds, 0 for none, or -1 for all")
         if self.idle_seconds <= 0:
             raise ValueError("idle_seconds must be above 0")

@@ -15,22 +15,25 @@ from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire import payload
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.run import HEADER_FILE, ShardRun, shard_spec
-from fedel_aggregator.tensor_file import TensorWriter
+from fedel_aggregator.tensor_file import TensorWriter, closed_on_error
 from fedel_aggregator.versions import Meta, Versions
 
 
 class FirstModel:
     """Version 0 of a new run. The run exists once its header is on disk, which is the very last step."""
 
-    def __init__(self, folder: Path, header: ModelHeader, recycled: RecycledFiles) -> None:
+    def __init__(
+        self, folder: Path, header: ModelHeader, recycled: RecycledFiles, keep_updates: int = 0
+    ) -> None:
         self._folder, self._header, self._recycled = folder, header, recycled
+        self._keep_updates = keep_updates
         _check(header)
         shutil.rmtree(folder, ignore_errors=True)
         self._versions = Versions(folder / "versions")
         self._handle = os.open(self._versions.path(0), os.O_RDWR | os.O_CREAT, 0o644)
-        self._writer = TensorWriter(
-            self._handle, [(entry.name, tuple(entry.shape)) for entry in header.tensors]
-        )
+        shapes = [(entry.name, tuple(entry.shape)) for entry in header.tensors]
+        with closed_on_error(self._handle):
+            self._writer = TensorWriter(self._handle, shapes)
         self.num_bytes = sum(entry.num_bytes for entry in header.tensors)
         self.received = 0
 
@@ -56,7 +59,7 @@ class FirstModel:
         (self._folder / "rounds").mkdir(exist_ok=True)
         write_atomic(self._folder / HEADER_FILE, self._header.SerializeToString(deterministic=True))
         sync_directory(self._folder.parent)
-        return ShardRun(self._folder, self._recycled)
+        return ShardRun(self._folder, self._recycled, self._keep_updates)
 
 
 def _check(header: ModelHeader) -> None:

@@ -24,7 +24,7 @@ from fedel.v1.aggregator_pb2 import OpenRoundRequest, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
 from fedel_aggregator.recycled_files import RecycledFiles
-from fedel_aggregator.tensor_file import write_all
+from fedel_aggregator.tensor_file import closed_on_error, write_all
 
 PLAN_FILE = "plan.pb"
 _NUMBER_BYTES = 8
@@ -97,16 +97,17 @@ class Journal:
         path = self._path(upload.client, "part")
         if not path.exists():
             self._recycled.take(path)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         message = header.SerializeToString(deterministic=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         part = Part(upload, header, handle, _MESSAGE_START + len(message), 0)
-        size = os.fstat(handle).st_size
-        if _read_message(handle) == message:
-            received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
-            part.received = min(received, size - part.start, part.num_bytes)
-        else:
-            os.ftruncate(handle, min(size, part.start + part.num_bytes))
-            write_all(handle, 0, _number(len(message)), _number(0), message)
+        with closed_on_error(handle):
+            size = os.fstat(handle).st_size
+            if _read_message(handle) == message:
+                received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
+                part.received = min(received, size - part.start, part.num_bytes)
+            else:
+                os.ftruncate(handle, min(size, part.start + part.num_bytes))
+                write_all(handle, 0, _number(len(message)), _number(0), message)
         return part
 
     def commit(self, part: Part) -> None:
@@ -125,7 +126,7 @@ class Journal:
         """Find the updates that count; returns their headers, in a fixed order."""
         headers = []
         for path in sorted(self.folder.glob("*.update")):
-            header, _ = _open(path)
+            header, _ = open_update(path)
             self._updates[header.report.client] = path
             headers.append(header)
         return headers
@@ -133,18 +134,22 @@ class Journal:
     def read(self, client: str, spec: ModelSpec) -> Update:
         """An update that counts."""
         path = self._updates[client]
-        header, start = _open(path)
+        header, start = open_update(path)
         with path.open("rb") as file:
             try:
                 return read_update(file.fileno(), header, start, spec)
             except UpdateRefused:
                 raise _damaged(path) from None
 
+    def hand_on(self, successor: Journal) -> None:
+        """Let unfinished updates go on in the next round."""
+        for path in self.folder.glob("*.part"):
+            path.rename(successor.folder / path.name)
+
     def retire(self, successor: Journal | None) -> None:
-        """End the round; unfinished updates move to ``successor``, if there is one."""
+        """End the round: its files are used again. Unfinished updates move to ``successor``, if any."""
         if successor is not None:
-            for path in self.folder.glob("*.part"):
-                path.rename(successor.folder / path.name)
+            self.hand_on(successor)
         self._recycled.give(self.folder.glob("*.update"))
         shutil.rmtree(self.folder)
 
@@ -160,7 +165,7 @@ def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) 
     return Update(patches, report_from_pb(header.report))
 
 
-def _open(path: Path) -> tuple[UpdateHeader, int]:
+def open_update(path: Path) -> tuple[UpdateHeader, int]:
     """The header of an update that counts, and where its payload begins."""
     with path.open("rb") as file:
         message = _read_message(file.fileno())

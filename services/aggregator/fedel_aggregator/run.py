@@ -33,12 +33,14 @@ from fedel.v1.aggregator_pb2 import (
 from fedel.wire import payload
 from fedel.wire.codec import participant_from_pb, report_from_pb, spec_from_pb
 from fedel_aggregator.journal import Journal, Part, read_update
+from fedel_aggregator.kept_updates import KeptUpdates
 from fedel_aggregator.protection import ProtectedFolds, protection_of
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.versions import Meta, Versions
 
 HEADER_FILE = "run.pb"
 LABELS_FILE = "labels.json"
+UPDATES_FOLDER = "updates"
 NUM_NEWEST_KEPT = 2
 """Clients of the open round download the newest; one that is a round late may still need the one before."""
 
@@ -80,8 +82,9 @@ class _Written:
 class ShardRun:
     """A run, with this aggregator's share of its tensors, as it is in its folder."""
 
-    def __init__(self, folder: Path, recycled: RecycledFiles) -> None:
+    def __init__(self, folder: Path, recycled: RecycledFiles, keep_updates: int = 0) -> None:
         self._folder, self._recycled = folder, recycled
+        self._kept = KeptUpdates(folder / UPDATES_FOLDER, keep_updates)
         self.header = ModelHeader.FromString((folder / HEADER_FILE).read_bytes())
         self.name = self.header.run
         self.spec = shard_spec(self.header)
@@ -119,7 +122,15 @@ class ShardRun:
         self._fold: RoundFold | None = self._fold_of(self.round.clients)
         for folder in (self._folder / "rounds").iterdir():
             if folder != journal.folder:
-                Journal(folder, self._recycled).retire(journal if takes_late else None)
+                self._retire(Journal(folder, self._recycled), journal if takes_late else None)
+
+    def _retire(self, closed: Journal, successor: Journal | None) -> None:
+        made = self.versions.meta_path(int(closed.folder.name) + 1)
+        if not self._kept or not made.exists():
+            return closed.retire(successor)
+        if successor is not None:
+            closed.hand_on(successor)
+        return self._kept.keep(closed.folder, made)
 
     @property
     def version(self) -> int:
@@ -255,10 +266,13 @@ class ShardRun:
         self._delete_old()
 
     def _delete_old(self) -> None:
-        """Delete the versions that are neither new, nor labelled, nor an n-th one to keep."""
+        """Delete the versions that are neither new, nor labelled, nor an n-th one to keep, nor where an audit
+        begins."""
         every = self.header.keep_every
         for version in self.versions.all()[:-NUM_NEWEST_KEPT]:
-            if version not in self._labels.values() and not (every and version % every == 0):
+            is_labelled = version in self._labels.values()
+            is_nth = every > 0 and version % every == 0
+            if not (is_labelled or is_nth or self._kept.needs(version)):
                 self.versions.delete(version)
 
 

@@ -53,7 +53,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self._folder.mkdir(parents=True, exist_ok=True)
         for folder in sorted(self._folder.iterdir()):
             if (folder / HEADER_FILE).exists():
-                run = ShardRun(folder, self._recycled)
+                run = ShardRun(folder, self._recycled, self._config.keep_updates)
                 self._runs[run.name] = run
                 fields = {"run": run.name, "round": run.version, "num_updates": len(run.round.clients)}
                 log.info("loaded a run", extra=fields)
@@ -115,11 +115,12 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     async def _first_model(self, header: pb.ModelHeader) -> FirstModel | None:
         """Where to put a run's first model; ``None`` if the same run exists already."""
         folder = self._folder / safe_name(header.run)
+        files = (self._recycled, self._config.keep_updates)
         if header.run not in self._runs and (folder / HEADER_FILE).exists():
             # Its call was cancelled when all was written.
-            self._runs[header.run] = await in_thread(ShardRun, folder, self._recycled)
+            self._runs[header.run] = await in_thread(ShardRun, folder, *files)
         if header.run not in self._runs:
-            return await in_thread(FirstModel, folder, header, self._recycled)
+            return await in_thread(FirstModel, folder, header, *files)
         if self._runs[header.run].header != header:
             raise UpdateRefused("conflict", f"run '{header.run}' exists with another model: rename the new run")
         return None

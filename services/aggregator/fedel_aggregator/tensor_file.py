@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,16 @@ class Place:
     offset: int
     num_bytes: int
     shape: tuple[int, ...]
+
+
+@contextmanager
+def closed_on_error(handle: int) -> Iterator[None]:
+    """Close a file that nobody will own because its opening failed: every refused upload would cost one."""
+    try:
+        yield
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def write_all(handle: int, offset: int, *pieces: bytes | memoryview) -> int:
@@ -95,10 +106,11 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_RDONLY)
-        length = int.from_bytes(os.pread(self._handle, _LENGTH_BYTES, 0), "little")
-        table = json.loads(os.pread(self._handle, length, _LENGTH_BYTES))
-        table.pop("__metadata__", None)
-        self._path, self.places = path, _places(table, _LENGTH_BYTES + length)
+        with closed_on_error(self._handle):
+            length = int.from_bytes(os.pread(self._handle, _LENGTH_BYTES, 0), "little")
+            table = json.loads(os.pread(self._handle, length, _LENGTH_BYTES))
+            table.pop("__metadata__", None)
+            self._path, self.places = path, _places(table, _LENGTH_BYTES + length)
 
     def __enter__(self) -> TensorFile:
         return self

@@ -32,6 +32,12 @@ class Meta:
     """The answer to CommitRound."""
 
 
+def read_meta(path: Path) -> Meta:
+    table = json.loads(path.read_text(encoding="utf-8"))
+    table["counted"] = {client: Content(*entry) for client, entry in table["counted"].items()}
+    return Meta(**table)
+
+
 class Versions:
     """The versions of one run."""
 
@@ -45,19 +51,17 @@ class Versions:
     def path(self, version: int) -> Path:
         return self._folder / f"{version:06d}.safetensors"
 
-    def _meta_path(self, version: int) -> Path:
+    def meta_path(self, version: int) -> Path:
         return self._folder / f"{version:06d}.json"
 
-    def _state_path(self, version: int) -> Path:
+    def state_path(self, version: int) -> Path:
         return self._folder / f"{version:06d}.state.safetensors"
 
     def meta(self, version: int) -> Meta:
         try:
-            table = json.loads(self._meta_path(version).read_text(encoding="utf-8"))
+            return read_meta(self.meta_path(version))
         except FileNotFoundError:
             raise self._missing(version) from None
-        table["counted"] = {client: Content(*entry) for client, entry in table["counted"].items()}
-        return Meta(**table)
 
     def open(self, version: int) -> TensorFile:
         try:
@@ -80,24 +84,24 @@ class Versions:
         if not state:
             return
         names = sorted(state)
-        with open_atomic(self._state_path(version)) as file:
+        with open_atomic(self.state_path(version)) as file:
             writer = TensorWriter(file.fileno(), [(name, state[name].shape) for name in names])
             for name in names:
                 writer.put(name, state[name])
 
     def read_state(self, version: int) -> dict[str, Array]:
-        if not self._state_path(version).exists():
+        if not self.state_path(version).exists():
             return {}
-        with TensorFile(self._state_path(version)) as file:
+        with TensorFile(self.state_path(version)) as file:
             return {name: file.tensor(name) for name in file.places}
 
     def publish(self, meta: Meta) -> None:
         """From here on the version, whose tensors are written, exists."""
-        write_atomic(self._meta_path(meta.version), json.dumps(asdict(meta)))
+        write_atomic(self.meta_path(meta.version), json.dumps(asdict(meta)))
 
     def delete(self, version: int) -> None:
         # The meta file first: a version without its tensors must never seem to exist.
-        for path in (self._meta_path(version), self._state_path(version), self.path(version)):
+        for path in (self.meta_path(version), self.state_path(version), self.path(version)):
             path.unlink(missing_ok=True)
 
     def clean(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.services.coordinator.postgres import binaries, postgres
+from fedel.chaos.postgres import binaries, postgres
 
 
 @pytest.fixture(scope="session")
@@ -12,5 +12,5 @@ def postgres_server() -> Iterator[str]:
     programs = binaries()
     if programs is None:
         pytest.skip("PostgreSQL is not installed: no initdb and pg_ctl on PATH or under /usr/lib/postgresql")
-    with postgres(programs) as url:
-        yield url
+    with postgres(programs) as server:
+        yield server.url

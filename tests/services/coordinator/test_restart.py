@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.sql import SqlStore
 
+from fedel.chaos.postgres import fresh_database
 from fedel.records import RoundRecord
 from fedel.v1 import coordinator_pb2 as pb
-from tests.services.coordinator.postgres import fresh_database
 from tests.services.coordinator.support import RUN, STEP_SECONDS, Federation, asynchronous, run_config
 from tests.services.coordinator.test_rounds import expected_model
 from tests.strategies.fakes import same_bits

@@ -13,9 +13,9 @@ from fedel_coordinator.migrations import STEPS, migrate
 from fedel_coordinator.sql import SqlStore, metadata
 from fedel_coordinator.store import ClientRow, ReportRow, RoundRow, RunRow, Store, StoreUnavailable
 
+from fedel.chaos.postgres import fresh_database
 from fedel.errors import ServiceError
 from fedel.roles.run_state import CLOSED, COMMITTED, OPEN, SEALED
-from tests.services.coordinator.postgres import fresh_database
 
 RUN = RunRow("a", '{"x": "ä"}', "{}", 2, "waiting", 10.5)
 CLIENT = ClientRow("a", "jetson-1", "orin", 2**40, "0.1", 2**33, True, "{}")

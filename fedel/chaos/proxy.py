@@ -1,4 +1,4 @@
-"""A TCP proxy that a test owns: it counts bytes, holds an upload, cuts it, or drops the answer."""
+"""A TCP proxy for drills and tests: it counts, delays, throttles, holds, damages and cuts what passes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 _PIECE_BYTES = 64 * 1024
+_DAMAGED_BYTES = 8 * 1024
+"""Only pieces of this length are damaged: they carry tensors, which have checksums. In plain text nothing
+protects the rest, which on a real network TCP or TLS does."""
 
 
 @dataclass
@@ -31,6 +34,15 @@ class Proxy:
         self.bytes_up = 0
         """Bytes passed on to the target since the last snare was set."""
         self.address = ""
+        self.delay_seconds = 0.0
+        """How long each piece waits."""
+        self.bytes_per_second = 0.0
+        """0: as fast as it goes."""
+        self.damage = False
+        """Flip one bit of the next piece that carries tensors; then this is false again."""
+        self._is_cut = False
+        self._open = asyncio.Event()
+        self._open.set()
 
     async def __aenter__(self) -> Proxy:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -51,7 +63,25 @@ class Proxy:
         self._snare, self.bytes_up = Snare(num_bytes, kind), 0
         return self._snare
 
+    def cut(self) -> None:
+        """End every connection, and take no new one until ``mend``."""
+        self._is_cut = True
+        for link in self._links:
+            link.cancel()
+
+    def hold(self) -> None:
+        """Let nothing pass until ``mend``; connections stay open."""
+        self._open.clear()
+
+    def mend(self) -> None:
+        self.delay_seconds = self.bytes_per_second = 0.0
+        self.damage = self._is_cut = False
+        self._open.set()
+
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
+            writer.transport.abort()
+            return
         link = asyncio.ensure_future(self._forward(reader, writer))
         self._links.add(link)
         link.add_done_callback(self._links.discard)
@@ -79,6 +109,19 @@ class Proxy:
             for one in writers:
                 one.transport.abort()
 
+    async def _weather(self, data: bytes) -> bytes:
+        """What becomes of a piece on its way."""
+        await self._open.wait()
+        if self.delay_seconds:
+            await asyncio.sleep(self.delay_seconds)
+        if self.bytes_per_second:
+            await asyncio.sleep(len(data) / self.bytes_per_second)
+        if self.damage and len(data) >= _DAMAGED_BYTES:
+            self.damage = False
+            middle = len(data) // 2
+            data = data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
+        return data
+
     async def _up(self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_PIECE_BYTES):
             snare = self._snare
@@ -93,7 +136,7 @@ class Proxy:
                 if snare.kind == "hold":
                     await snare.released.wait()
                 link.muted = snare.kind == "mute"
-            await self._pass_on(link, writer, data)
+            await self._pass_on(link, writer, await self._weather(data))
 
     async def _pass_on(self, link: _Link, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(data)
@@ -106,7 +149,7 @@ class Proxy:
             if link.muted and link.snare is not None:
                 await link.snare.released.wait()
                 return  # the dropped answer stays lost, so the connection ends too
-            writer.write(data)
+            writer.write(await self._weather(data))
             with suppress(ConnectionError):
                 await writer.drain()
 

@@ -1,0 +1,93 @@
+"""Computes the versions of one aggregator again, from the updates that counted, and compares every bit."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedel.audit.findings import DIFFERS, Findings
+from fedel.audit.shard_files import ShardFiles
+from fedel.roles.aggregator import RoundFold
+from fedel.strategies import build
+from fedel.types import Array, Tensors
+
+
+@dataclass
+class Recomputed:
+    """What came of it."""
+
+    versions: set[int] = field(default_factory=set)
+    """Computed again, with the same bits."""
+    num_clients: dict[int, dict[str, int]] = field(default_factory=dict)
+    """By version: clients that trained each tensor."""
+    importance: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By version: squared change of each tensor."""
+
+
+def recompute(shard: ShardFiles, findings: Findings) -> Recomputed:
+    """From each version on disk onwards as far as all updates are there."""
+    found = Recomputed()
+    strategy = build(json.loads(shard.header.strategy_json))
+    model: Tensors | None = None
+    state: Tensors = {}
+    for round_num in sorted(shard.updates):
+        version, meta = round_num + 1, shard.metas.get(round_num + 1)
+        if round_num not in found.versions:
+            model = None  # what was computed before is of another round, or wrong
+        if model is None and round_num in shard.sound:
+            model, state = shard.tensors(round_num), shard.versions.read_state(round_num)
+        updates = shard.updates[round_num]
+        if model is None or meta is None or not meta.counted.keys() <= updates.keys():
+            model = None
+            continue
+        fold = RoundFold(strategy, shard.spec)
+        with findings.reading(shard.folder, f"the updates of round {round_num} cannot be folded"):
+            for client in sorted(meta.counted):
+                fold.add(updates[client].update)
+            model, state = _finish(shard, fold, model, state, version, found)
+            if _same(shard, version, model, state, findings):
+                found.versions.add(version)
+    return found
+
+
+def _finish(
+    shard: ShardFiles, fold: RoundFold, model: Tensors, state: Tensors, version: int, found: Recomputed
+) -> tuple[Tensors, Tensors]:
+    """Tensor by tensor, as the aggregator does it."""
+    new: dict[str, Array] = {}
+    for tensor in shard.spec.tensors:
+        closed = fold.finish({tensor.name: model[tensor.name]}, state)
+        new[tensor.name], state = closed.model[tensor.name], closed.state
+        found.importance.setdefault(version, {})[tensor.name] = closed.global_importance[tensor.name]
+        found.num_clients.setdefault(version, {})[tensor.name] = closed.num_clients[tensor.name]
+    return new, state
+
+
+def _same(shard: ShardFiles, version: int, model: Tensors, state: Tensors, findings: Findings) -> bool:
+    """With the version on disk if it is there, else with its checksums."""
+    meta, is_sound = shard.metas[version], version in shard.sound
+    where = shard.versions.path(version) if version in shard.on_disk else shard.meta_paths[version]
+    disk = shard.tensors(version) if is_sound else {}
+    same = True
+    for name, values in model.items():
+        bits = np.ascontiguousarray(values, "<f4").tobytes()
+        if zlib.crc32(bits) != meta.crc32[name] or (is_sound and bits != disk[name].tobytes()):
+            findings.add(
+                DIFFERS, where, f"tensor '{name}' of version {version} is not what the updates on disk make"
+            )
+            same = False
+    if is_sound and not _same_state(shard, version, state):
+        path = shard.versions.state_path(version)
+        findings.add(DIFFERS, path, f"the method's own tensors of version {version} are not what rounds make")
+        same = False
+    return same
+
+
+def _same_state(shard: ShardFiles, version: int, state: Tensors) -> bool:
+    disk = shard.versions.read_state(version)
+    return disk.keys() == state.keys() and all(
+        disk[name].tobytes() == np.ascontiguousarray(state[name], "<f4").tobytes() for name in disk
+    )

@@ -1,0 +1,121 @@
+"""Whether every client's windows follow one another as the method's rules say (``fedel.core.window``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fedel.audit.books import Books
+from fedel.audit.findings import ILLEGAL, Findings
+from fedel.core.budgeted import window_cost
+from fedel.core.timing import block_seconds
+from fedel.core.window import slide
+from fedel.records import ClientRecord
+from fedel.strategies import build
+from fedel.strategies.fedel import FedEL
+from fedel.types import ModelSpec, Strategy, Window
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One client in one round that it counted in."""
+
+    round_num: int
+    entry: ClientRecord
+    window: Window
+    step_budget: float
+    """T_th of its task; 0 where the plan is not known."""
+
+
+def check_windows(books: Books, findings: Findings) -> None:
+    """Without the spec (no database) there is nothing to hold them against."""
+    spec = books.spec
+    if spec is None or books.config is None:
+        return
+    method = _innermost(build(books.config.strategy))
+    history: dict[str, list[_Round]] = {}
+    for round_num, record in sorted(books.records.items()):
+        tasks = {task.client: task for task in books.plans[round_num].tasks} if round_num in books.plans else {}
+        for entry in record.clients:
+            if entry.window is not None:
+                budget = tasks[entry.client].budget_seconds if entry.client in tasks else 0.0
+                window = Window(*entry.window)
+                history.setdefault(entry.client, []).append(_Round(round_num, entry, window, budget))
+    for client, rounds in history.items():
+        for each in rounds:
+            _check_inside(books, client, each, spec, findings)
+        # A late update was made from an older memory than the record of the round before shows.
+        if isinstance(method, FedEL) and books.config.rounds.late != "next":
+            _check_first(books, client, rounds[0], method, findings)
+            for before, after in pairwise(rounds):
+                _check_slide(books, client, before, after, method, findings)
+
+
+def _innermost(strategy: Strategy) -> Strategy:
+    """The method that FedProx and FedNova wrap."""
+    base: Strategy | None = getattr(strategy, "base", None)
+    return strategy if base is None else _innermost(base)
+
+
+def _check_inside(books: Books, client: str, each: _Round, spec: ModelSpec, findings: Findings) -> None:
+    where, window = books.at(each.round_num), each.window
+    if not 1 <= window.end <= window.front <= spec.num_blocks:
+        said = f"{window.end}-{window.front}"
+        findings.add(ILLEGAL, where, f"client '{client}' has the window {said} of {spec.num_blocks} blocks")
+        return
+    outside = [n for n in each.entry.selected if n not in spec.by_name or spec.by_name[n].block not in window]
+    if outside:
+        findings.add(ILLEGAL, where, f"client '{client}' trained '{outside[0]}' outside its window")
+
+
+def _check_first(books: Books, client: str, first: _Round, method: FedEL, findings: Findings) -> None:
+    expected = _front(books, client, None, first, method)
+    if first.window.end != 1 or first.window.front != expected or first.entry.resets:
+        _report(books, client, first, Window(1, expected), findings)
+
+
+def _check_slide(
+    books: Books, client: str, before: _Round, after: _Round, method: FedEL, findings: Findings
+) -> None:
+    assert books.spec is not None
+    last, held = books.spec.num_blocks, method.variant == "no-rollback"
+    if held and before.window == after.window:
+        return
+    was_last = before.window.front >= last
+    end = 1
+    if not was_last:
+        blocks = {books.spec.by_name[n].block for n in before.entry.selected if n in books.spec.by_name}
+        leaves_all = method.variant == "disjoint" or not blocks
+        end = before.window.front + 1 if leaves_all else min(blocks)
+    front = _front(books, client, before, after, method)
+    resets = before.entry.resets + (was_last and not held)
+    if (end, front, resets) != (after.window.end, after.window.front, after.entry.resets):
+        _report(books, client, after, Window(end, front), findings)
+
+
+def _front(books: Books, client: str, before: _Round | None, after: _Round, method: FedEL) -> int:
+    """The front that the rules give, or any legal one where the client's timing profile is not known.
+
+    The profile of the last join is the one it used in that round if it predicts the same seconds.
+    """
+    spec, profile = books.spec, books.profiles.get(client)
+    assert spec is not None
+    free = 1 if before is None or before.window.front >= spec.num_blocks else before.window.front + 1
+    if profile is None or not after.step_budget:
+        return max(after.window.front, free)
+    steps, entry = after.entry.num_steps, after.entry
+    cost = window_cost(spec, profile, entry.selected, after.window)
+    predicted = (cost.forward_seconds * steps, cost.backward_seconds * steps)
+    if predicted != (entry.predicted_forward_seconds, entry.predicted_backward_seconds):
+        return max(after.window.front, free)
+    within = method.budget_scope == "train"
+    budget = after.step_budget - (profile.overhead_seconds if within else 0.0)
+    seconds = block_seconds(profile, method.budget_scope)
+    window = before.window if before is not None else None
+    return slide(window, (), seconds, budget, method.variant, within).front
+
+
+def _report(books: Books, client: str, each: _Round, expected: Window, findings: Findings) -> None:
+    has = f"{each.window.end}-{each.window.front}, {each.entry.resets} resets"
+    should = f"the rules give {expected.end}-{expected.front} after the round it counted in before"
+    findings.add(ILLEGAL, books.at(each.round_num), f"client '{client}' has the window {has}: {should}")

@@ -1,0 +1,88 @@
+"""Drills with fixed seeds: real processes, disturbed as the seed says, end as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from fedel.chaos.disk import can_mount, fill, free, small_disk
+from fedel.chaos.drill import draw, run_drill
+from fedel.chaos.faults import KILL, RESTART, draw_fault
+from fedel.chaos.federation import Layout, database_for
+from fedel.chaos.postgres import binaries
+from fedel.chaos.verdict import Outcome
+from fedel.cli.main import main
+from fedel.seeds import generator
+
+FAST = (2, 5, 53)
+"""Together they have every kind of fault that SQLite allows."""
+WITHOUT_SERVER = ("kill", "freeze", "clock", "cut", "hold", "delay", "throttle", "damage", "full disk")
+FAILED_ONCE: tuple[int, ...] = ()
+"""Seeds of drills that were not sound at some time."""
+
+
+def said(outcome: Outcome) -> str:
+    return "\n".join([outcome.what, *outcome.timeline, *outcome.problems])
+
+
+@pytest.mark.parametrize("seed", [*FAST, *FAILED_ONCE])
+def test_drill_is_sound(tmp_path: Path, seed: int) -> None:
+    outcome = asyncio.run(run_drill(draw(seed), tmp_path))
+    assert outcome.sound, said(outcome)
+    assert outcome.num_rounds == outcome.num_recomputed > 0
+    assert outcome.num_faults > 0
+
+
+def test_drill_on_postgresql_with_two_aggregators(tmp_path: Path) -> None:
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed: no initdb and pg_ctl on PATH or under /usr/lib/postgresql")
+    seed = next(s for s in range(100) if any(f.kind == RESTART for f in draw(s, 3, 2, "postgresql").faults))
+    drill = draw(seed, 3, 2, "postgresql")
+    with database_for(drill.layout) as database:
+        outcome = asyncio.run(run_drill(drill, tmp_path, database))
+    assert outcome.sound, said(outcome)
+
+
+def test_command_says_what_it_did(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert 0 == main(["chaos", "--seed", "3", "--aggregators", "1", "--out", str(tmp_path), "--json"])
+    (outcome,) = json.loads(capsys.readouterr().out)
+    assert ([], 3) == (outcome["problems"], outcome["seed"])
+    assert outcome["timeline"][-1].endswith("run finished")
+    assert (tmp_path / "seed-3" / "client-0.log").exists()
+
+
+def test_seed_decides_everything() -> None:
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+    assert {1, 2} == {draw(seed).layout.num_aggregators for seed in range(10)}
+
+
+def test_every_fault_is_drawn() -> None:
+    rng = generator(0, "test")
+    layout = Layout(3, 2, "postgresql")
+    drawn = {draw_fault(rng, layout, 0).kind for _ in range(500)}
+    assert {*WITHOUT_SERVER, RESTART} == drawn
+    assert {*WITHOUT_SERVER} == {draw_fault(rng, Layout(), 0).kind for _ in range(500)}
+    assert {*WITHOUT_SERVER} == {fault.kind for seed in FAST for fault in draw(seed).faults}
+
+
+def test_soak_kills_no_server_while_it_measures() -> None:
+    rng = generator(0, "test")
+    faults = [draw_fault(rng, Layout(5, 2), 0, servers_live=True) for _ in range(300)]
+    assert all(fault.target.startswith("client-") for fault in faults if fault.kind == KILL)
+
+
+def test_full_disk_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as mounted:
+        if not mounted:
+            assert not can_mount()
+            return
+        fill(tmp_path / "disk")
+        with pytest.raises(OSError, match="No space left"):
+            (tmp_path / "disk" / "more").write_bytes(b"x" * 10_000)
+        free(tmp_path / "disk")
+        (tmp_path / "disk" / "more").write_bytes(b"x" * 10_000)
+    assert 10_000 == (tmp_path / "disk" / "more").stat().st_size
