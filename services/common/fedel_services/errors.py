@@ -64,7 +64,7 @@ UPDATE_CODES: Mapping[str, grpc.StatusCode] = {
 DISK_FULL = Status(Code.RESOURCE_EXHAUSTED, "disk")
 NO_MEMORY = Status(Code.RESOURCE_EXHAUSTED, "memory")
 FILE_ERROR = Status(Code.UNAVAILABLE, "io")
-"""All other errors of the system: no permission, no descriptors, a bad disk. They pass, so callers try again."""
+"""Other errors of the system: no permission, no descriptors, a bad disk. They pass, so callers try again."""
 UNFORESEEN = Status(Code.INTERNAL, "internal")
 TRACEBACK_SECONDS = 60.0
 """An unforeseen error that comes again from the same place has its traceback in the log once in this time."""
@@ -118,6 +118,8 @@ class ErrorStatuses(aio.ServerInterceptor):
         """When the traceback of an unforeseen error was last logged, by the line that raised it."""
 
     def status_of(self, error: Exception) -> Status:
+        if isinstance(error, errors.VersionRefused):
+            return Status(Code.FAILED_PRECONDITION, error.reason)
         if isinstance(error, errors.UpdateRefused):
             return Status(UPDATE_CODES.get(error.reason, Code.INVALID_ARGUMENT), error.reason)
         if isinstance(error, errors.FedelError):
