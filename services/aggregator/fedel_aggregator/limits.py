@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fedel.errors import UpdateRefused
@@ -50,12 +50,23 @@ class Shares:
             del self._num_users[client], self._own[client]
 
     @asynccontextmanager
-    async def place(self, client: str) -> AsyncIterator[None]:
+    async def place(self, client: str) -> AsyncIterator[Callable[[], None]]:
+        """Hold a place until the context ends. What it gives leaves the place to other clients before that."""
         await self.acquire(client)
+        held = True
+
+        def make_room() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._all.release()
+
         try:
-            yield
+            yield make_room
         finally:
-            self.release(client)
+            make_room()
+            self._own[client].release()
+            self._leave(client)
 
 
 class Pace:
@@ -66,6 +77,8 @@ class Pace:
         self._idle_seconds, self._min_rate = idle_seconds, min_bytes_per_second
         self.seconds = min(idle_seconds, RATE_SECONDS)
         """How often to ask."""
+        self.stopped = False
+        """The stream was refused: nothing more goes out."""
         self._num_messages, self._num_bytes = 0, 0
         self._messages_seen, self._bytes_measured = 0, 0
         self.start()

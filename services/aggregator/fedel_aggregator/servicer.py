@@ -90,9 +90,10 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> None:  # type: ignore[override]
         describe_call(run=request.run)
         run, known = await self._runs.find(request.run), caller()
-        async with self._downloads.place(str(known.facts.identity) if known else context.peer()):
+        who = str(known.facts.identity) if known else context.peer()
+        async with self._downloads.place(who) as make_room:
             try:
-                num_bytes = await send_model(context, run, request, self._pace())
+                num_bytes = await send_model(context, run, request, self._pace(), make_room)
             except Damaged as error:
                 if request.version in (-1, run.version):
                     self._runs.set_aside(run.name, error)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -77,17 +77,21 @@ class Sink(Protocol):
 
 async def paced(work: Coroutine[Any, Any, T], pace: Pace, stream: ClientStream | None = None) -> T:
     """Do work that moves bytes; refused if it is idle, too slow, or superseded."""
-    stream, task = stream or ClientStream(), asyncio.ensure_future(work)
-    pace.start()
+    task = asyncio.ensure_future(work)
     try:
-        while not task.done():
-            await stream.wait_for(task, pace.seconds)
-            if not task.done():
-                pace.check()
-        return task.result()
+        return await _watch(task, pace, stream or ClientStream())
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def _watch(task: asyncio.Future[T], pace: Pace, stream: ClientStream) -> T:
+    pace.start()
+    while not task.done():
+        await stream.wait_for(task, pace.seconds)
+        if not task.done():
+            pace.check()
+    return task.result()
 
 
 async def receive_payload(context: Any, sink: Sink, pace: Pace, stream: ClientStream | None = None) -> None:
@@ -141,8 +145,13 @@ async def heard_out(context: Any, idle_seconds: float) -> AsyncIterator[None]:
         raise
 
 
-async def send_model(context: Any, run: ShardRun, request: pb.GetModelRequest, pace: Pace) -> int:
-    """Send a version, or what changed since the one that the caller holds; returns the bytes of its payload."""
+async def send_model(
+    context: Any, run: ShardRun, request: pb.GetModelRequest, pace: Pace, make_room: Callable[[], None]
+) -> int:
+    """Send a version, or what changed since the one that the caller holds; returns the bytes of its payload.
+
+    ``make_room`` is called when a caller does not read: others need not wait for it.
+    """
     version = run.version if request.version < 0 else request.version
     meta = await in_thread(run.meta, version)
     await in_thread(run.versions.verify, meta)
@@ -152,7 +161,18 @@ async def send_model(context: Any, run: ShardRun, request: pb.GetModelRequest, p
     with await in_thread(run.versions.open, version) as file:
         manifest = [_entry(name, file, meta.crc32[name]) for name in names]
         content = pb.ModelContent(version=version, tensors=manifest)
-        return await paced(_send(context, content, file, list(_pieces(file, names)), pace), pace)
+        sending = asyncio.ensure_future(_send(context, content, file, list(_pieces(file, names)), pace))
+        try:
+            return await _watch(sending, pace, ClientStream())
+        except UpdateRefused:
+            make_room()
+            # A message that is being written cannot be taken back, and the status comes after it.
+            pace.stopped = True
+            await asyncio.wait({sending})
+            raise
+        finally:
+            sending.cancel()
+            await asyncio.wait({sending})
 
 
 async def _send(
@@ -163,6 +183,8 @@ async def _send(
     for start in range(0, len(pieces), READ_PIECES):
         batch = pieces[start : start + READ_PIECES]
         for message, (_, num_bytes) in zip(await in_thread(_read, file, batch, sent), batch, strict=True):
+            if pace.stopped:
+                return sent
             await context.write(message)
             pace.moved(num_bytes)
             sent += num_bytes
