@@ -27,7 +27,7 @@ def resnet50_names():
             for conv, norm in parts:
                 prefix = f"layer{stage}.{block}"
                 names += [f"{prefix}.{conv}.weight", f"{prefix}.{norm}.weight", f"{prefix}.{norm}.bias"]
-    return [*names, "fc.weight", "fc.bias"]
+    return [f"resnet50.{name}" for name in (*names, "fc.weight", "fc.bias")]
 
 
 def tiny(names):
