@@ -55,13 +55,13 @@ class Runs:
         """Continue every run where it was, and fold again what had been acknowledged."""
         make_folder(self._folder)
         for folder in sorted(self._folder.iterdir()):
-            if folder.is_dir() and _is_run(folder):
-                self._enter(self._read(folder))
+            self._enter(self._read(folder))
         self.loaded = True
 
-    def _read(self, folder: Path, verify: bool = False) -> ShardRun | _SetAside:
+    def _read(self, folder: Path, verify: bool = False) -> ShardRun | _SetAside | None:
+        """The run in a folder; ``None`` if there is none."""
         try:
-            return ShardRun(folder, self._recycled, verify=verify)
+            return ShardRun(folder, self._recycled, verify=verify) if _is_run(folder) else None
         except (FedelError, OSError) as error:
             return _SetAside(folder, str(error), time.monotonic())
         except Exception as error:
@@ -69,7 +69,9 @@ class Runs:
             why = f"{folder}: it cannot be loaded ({type(error).__name__}: {error}); restore it from a copy"
             return _SetAside(folder, why, time.monotonic())
 
-    def _enter(self, read: ShardRun | _SetAside) -> None:
+    def _enter(self, read: ShardRun | _SetAside | None) -> None:
+        if read is None:
+            return
         if isinstance(read, _SetAside):
             name = unquote(read.folder.name)
             self._runs.pop(name, None)
@@ -104,20 +106,19 @@ class Runs:
     async def find(self, name: str) -> ShardRun:
         """A run; one that was set aside is looked at again now and then."""
         self.check(name)
-        aside = self._set_aside.get(name)
-        if aside is not None and time.monotonic() - aside.since >= RETRY_SECONDS:
+        if self._may_be_mended(name):
             async with self.lock(name):
-                await self._load_again(name)
+                # Another call may have looked while this one waited.
+                if aside := self._may_be_mended(name):
+                    read = await in_thread(self._read, aside.folder, True)
+                    del self._set_aside[name]
+                    self._enter(read)
         return self._current(name)
 
-    async def _load_again(self, name: str) -> None:
+    def _may_be_mended(self, name: str) -> _SetAside | None:
+        """A run that was set aside, if it is time to look at it again."""
         aside = self._set_aside.get(name)
-        if aside is None:
-            return
-        if await in_thread(_is_run, aside.folder):
-            self._enter(await in_thread(self._read, aside.folder, True))
-        else:
-            del self._set_aside[name]
+        return aside if aside and time.monotonic() - aside.since >= RETRY_SECONDS else None
 
     def _current(self, name: str) -> ShardRun:
         if name in self._set_aside:
@@ -145,8 +146,8 @@ class Runs:
     async def first_model(self, header: ModelHeader) -> FirstModel | None:
         """Where to put a run's first model; ``None`` if the same run exists already. Needs the run's lock."""
         name, folder = header.run, self._folder / safe_name(header.run)
-        if name not in self._runs and name not in self._set_aside and await in_thread(_is_run, folder):
-            # Its call was cancelled when all was written.
+        if name not in self._runs and name not in self._set_aside:
+            # It may be there: if its call was cancelled when all was written.
             self._enter(await in_thread(self._read, folder))
         if name not in self._runs and name not in self._set_aside:
             return await in_thread(FirstModel, folder, header, self._recycled)

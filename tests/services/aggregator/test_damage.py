@@ -25,6 +25,7 @@ from tests.services.aggregator.support import (
     first_model,
     fold_directly,
     make_update,
+    refusal,
     seal,
     send,
 )
@@ -266,6 +267,38 @@ async def test_upload_goes_on_over_a_damage(tmp_path, monkeypatch):
         await close(stub, 0)
         model = (await fetch_model(stub, "run")).tensors
     assert bits(fold_directly(updates, first_model()).model) == bits(model)
+
+
+@asynchronous
+async def test_run_that_cannot_be_looked_at(folder, monkeypatch):
+    """A passing error at the start sets one run aside; it is served when the error has passed."""
+    monkeypatch.setattr(runs, "RETRY_SECONDS", 0.0)
+    broken = [PermissionError(13, "Permission denied", str(folder / "runs/bad/run.pb"))]
+    is_run = runs._is_run
+
+    def failing(path):
+        if path.name == "bad" and broken:
+            raise broken[0]
+        return is_run(path)
+
+    monkeypatch.setattr(runs, "_is_run", failing)
+    async with aggregator(folder) as (stub, _):
+        assert 0 == (await fetch_model(stub, "sound")).version
+        assert "Permission denied" in await told(fetch_model(stub, "bad"))
+        broken.clear()
+        assert 1 == (await fetch_model(stub, "bad")).version
+
+
+@asynchronous
+async def test_deleted_run_is_unknown(folder, monkeypatch):
+    """What the advice says for a run that nobody can restore."""
+    monkeypatch.setattr(runs, "RETRY_SECONDS", 0.0)
+    garble(folder / "runs/bad/run.pb")
+    async with aggregator(folder) as (stub, _):
+        await told(fetch_model(stub, "bad"))
+        shutil.rmtree(folder / "runs/bad")
+        assert ("NOT_FOUND", "unknown_run") == await refusal(fetch_model(stub, "bad"))
+        assert 0 == await create(stub, run="bad")
 
 
 def test_only_fedel_errors(folder):
