@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
+from fedel_aggregator.protection import SECRET_FILE, ProtectedFolds, protection_of
+from fedel_aggregator.run_header import strategy_of
 
-from fedel.audit.findings import DIFFERS, Findings
+from fedel.audit.findings import DIFFERS, MISSING, Findings
 from fedel.audit.shard_files import ShardFiles
 from fedel.roles.aggregator import RoundFold
-from fedel.strategies import build
 from fedel.types import Array, Tensors
 
 
@@ -30,7 +30,12 @@ class Recomputed:
 def recompute(shard: ShardFiles, findings: Findings) -> Recomputed:
     """From each version on disk onwards as far as all updates are there."""
     found = Recomputed()
-    strategy = build(json.loads(shard.header.strategy_json))
+    strategy = strategy_of(shard.header)
+    secret = shard.folder / SECRET_FILE
+    if protection_of(shard.header, strategy, shard.spec).noise_multiplier and not secret.exists():
+        findings.add(MISSING, secret, "without it the noise of no round can be computed again")
+        return found
+    folds = ProtectedFolds(shard.folder, shard.header, strategy, shard.spec, shard.versions)
     model: Tensors | None = None
     state: Tensors = {}
     for round_num in sorted(shard.updates):
@@ -38,12 +43,12 @@ def recompute(shard: ShardFiles, findings: Findings) -> Recomputed:
         if round_num not in found.versions:
             model = None  # what was computed before is of another round, or wrong
         if model is None and round_num in shard.sound:
-            model, state = shard.tensors(round_num), shard.versions.read_state(round_num)
+            model, state = shard.tensors(round_num), shard.versions.read_state(shard.metas[round_num])
         updates = shard.updates[round_num]
         if model is None or meta is None or not meta.counted.keys() <= updates.keys():
             model = None
             continue
-        fold = RoundFold(strategy, shard.spec)
+        fold = folds.empty(round_num, model)
         with findings.reading(shard.folder, f"the updates of round {round_num} cannot be folded"):
             for client in sorted(meta.counted):
                 fold.add(updates[client].update)
@@ -87,7 +92,7 @@ def _same(shard: ShardFiles, version: int, model: Tensors, state: Tensors, findi
 
 
 def _same_state(shard: ShardFiles, version: int, state: Tensors) -> bool:
-    disk = shard.versions.read_state(version)
+    disk = shard.versions.read_state(shard.metas[version])
     return disk.keys() == state.keys() and all(
         disk[name].tobytes() == np.ascontiguousarray(state[name], "<f4").tobytes() for name in disk
     )

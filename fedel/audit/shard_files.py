@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from fedel_aggregator.errors import Damaged
 from fedel_aggregator.journal import open_update, read_update
 from fedel_aggregator.kept_updates import META_FILE, KeptUpdates
-from fedel_aggregator.run import HEADER_FILE, LABELS_FILE, NUM_NEWEST_KEPT, UPDATES_FOLDER, shard_spec
+from fedel_aggregator.run import LABELS_FILE, NUM_NEWEST_KEPT, UPDATES_FOLDER
+from fedel_aggregator.run_header import HEADER_FILE, shard_spec
 from fedel_aggregator.tensor_file import TensorFile
 from fedel_aggregator.versions import Meta, Versions, read_meta
 
@@ -62,11 +63,12 @@ class ShardFiles:
 
     @property
     def versions(self) -> Versions:
-        return Versions(self.folder / "versions")
+        return Versions(self.folder / "versions", self.spec)
 
     def tensors(self, version: int) -> dict[str, Array]:
+        crc32 = self.metas[version].crc32
         with self.versions.open(version) as file:
-            return {t.name: file.tensor(t.name) for t in self.spec.tensors}
+            return {t.name: file.tensor(t.name, crc32[t.name]) for t in self.spec.tensors}
 
 
 def read_shard(folder: Path, run: str, findings: Findings) -> ShardFiles | None:
@@ -141,14 +143,18 @@ def _read_tensors(shard: ShardFiles, version: int, findings: Findings) -> None:
         if shapes != {t.name: t.shape for t in shard.spec.tensors}:
             findings.add(DIFFERS, path, "its tensors are not those of the run's header")
             return
-        sound = meta is not None
+        if meta is None:
+            return
+        sound = True
         for name in shapes:
-            values = file.tensor(name)
             shard.num_tensors += 1
-            if meta is not None and zlib.crc32(values.tobytes()) != meta.crc32[name]:
+            try:
+                values = file.tensor(name, meta.crc32[name])
+            except Damaged:
                 findings.add(DAMAGED, path, f"tensor '{name}' is not what its checksum says")
                 sound = False
-            elif not np.isfinite(values).all():
+                continue
+            if not np.isfinite(values).all():
                 findings.add(ILLEGAL, path, f"tensor '{name}' holds NaN or Inf")
                 sound = False
     if sound:

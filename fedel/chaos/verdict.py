@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedel_aggregator.versions import Versions
-
 from fedel import testing
 from fedel.audit.audit import audit
 from fedel.audit.books import Books, read_database
@@ -157,6 +155,6 @@ def other_bits(model: Tensors, shards: list[ShardFiles]) -> list[str]:
         newest = shard.tensors(shard.newest)
         names = [name for name, values in newest.items() if values.tobytes() != model[name].tobytes()]
         if names:
-            where = Versions(shard.folder / "versions").path(shard.newest)
+            where = shard.versions.path(shard.newest)
             problems.append(f"{where}: '{names[0]}' has other bits than in an undisturbed run")
     return problems

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedel import config
-from fedel.files import write_atomic
 from fedel.job import Protection
 from fedel.roles.aggregator import RoundFold
 from fedel.strategies.protection import RoundStart, check, check_deployable
-from fedel.types import Array, ModelSpec, Strategy
+from fedel.types import Array, ModelSpec, Strategy, Tensors
 from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire.codec import spec_from_pb
+from fedel_aggregator.private_files import write_private
 from fedel_aggregator.versions import Versions
 
 SECRET_FILE = "noise.key"
@@ -42,9 +42,9 @@ class ProtectedFolds:
         self._share = spec.num_bytes / spec_from_pb(header.spec).num_bytes
         self._secret = _secret(folder / SECRET_FILE) if self._protection.noise_multiplier else b""
 
-    def empty(self, round_num: int) -> RoundFold:
-        """The fold of a round; rounds have the number of the version that they start from."""
-        model = _VersionTensors(self._versions, round_num)
+    def empty(self, round_num: int, model: Tensors | None = None) -> RoundFold:
+        """The fold of a round. It starts from ``model``, or from the version on disk that has its number."""
+        model = model or _VersionTensors(self._versions, round_num)
         start = RoundStart(model, round_num, self._share, self._secret)
         return RoundFold(self._strategy, self._spec, self._protection, start)
 
@@ -56,8 +56,9 @@ class _VersionTensors(Mapping[str, Array]):
         self._versions, self._version = versions, version
 
     def __getitem__(self, name: str) -> Array:
+        crc32 = self._versions.meta(self._version).crc32[name]
         with self._versions.open(self._version) as file:
-            return file.tensor(name)
+            return file.tensor(name, crc32)
 
     def __iter__(self) -> Iterator[str]:
         with self._versions.open(self._version) as file:
@@ -70,5 +71,5 @@ class _VersionTensors(Mapping[str, Array]):
 def _secret(path: Path) -> bytes:
     """The run's secret, made once. Who has it can take the noise off again: only this process may read it."""
     if not path.exists():
-        write_atomic(path, secrets.token_bytes(_SECRET_BYTES), mode=0o600)
+        write_private(path, secrets.token_bytes(_SECRET_BYTES))
     return path.read_bytes()

@@ -22,6 +22,7 @@ from .support import (
     create,
     first_model,
     make_update,
+    open_round,
     refusal,
     send,
 )
@@ -29,8 +30,10 @@ from .support import (
 WEIGHTS = {t.name for t in SPEC.tensors if t.role.value != "buffer"}
 
 
-def clients(num=4):
-    updates = [make_update(f"c{n}", names=WEIGHTS - {"two.exit"} if n % 2 else WEIGHTS) for n in range(num)]
+def clients():
+    updates = [
+        make_update(name, names=WEIGHTS - {"two.exit"} if n % 2 else WEIGHTS) for n, name in enumerate("abcd")
+    ]
     evil = {name: Patch(-50 * patch.values) for name, patch in updates[0].patches.items()}
     return [replace(updates[0], patches=evil), *updates[1:]]
 
@@ -74,6 +77,7 @@ async def test_a_private_round_is_the_same_after_a_restart(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         header = model_header("run", FEDAVG, plain, protection=asdict(protection))
         await push_model(stub, header, model)
+        await open_round(stub, 0)
         for update in updates:
             await send(stub, update)
     secret = tmp_path / "runs" / "run" / "noise.key"
@@ -99,6 +103,6 @@ async def test_updates_that_are_kept_are_views_of_the_journal(tmp_path):
         await create(stub, protection={"fold": "median"})
         for update in clients():
             await send(stub, update)
-        kept = servicer._runs["run"]._fold._fold._patches
+        kept = servicer._runs._runs["run"]._fold._fold._patches
         assert 4 == len(kept["two.weight"])
         assert not any(patch.values.flags.owndata for patches in kept.values() for patch, _ in patches)
