@@ -111,6 +111,8 @@ class RoundRecord:
     """Clients whose update was refused or never came, with the reason."""
     wall_seconds: float | None = None
     """Seconds the simulation of the round took on this machine."""
+    trouble: str = ""
+    """Why the record is incomplete, if it is."""
 
     @property
     def tested(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from fedel.core import timing
 from fedel.core.timing import SLACK
 from fedel.job import RunConfig
+from fedel.roles.gate import MAX_COUNT
 from fedel.strategies import build
 from fedel.strategies.base import DEVICE_CLOCK, clock_of
 from fedel.types import (
@@ -98,15 +99,16 @@ class RoundPlanner:
     def _deadline_seconds(self, plan: Plan, clients: Sequence[ClientView]) -> float:
         """Seconds after which the round may close although some clients are not back."""
         rounds = self.run.rounds
-        if plan.close_after_seconds is not None:
-            return max(plan.close_after_seconds, rounds.deadline_floor_seconds)
-        num_samples = {client.name: client.num_samples for client in clients}
-        seconds = (t.budget_seconds * t.work.steps_for(num_samples[t.client]) for t in plan.tasks)
-        return max(rounds.deadline_factor * max(seconds, default=0.0), rounds.deadline_floor_seconds)
+        wanted = plan.close_after_seconds
+        if wanted is None:
+            num_samples = {client.name: client.num_samples for client in clients}
+            seconds = (t.budget_seconds * t.work.steps_for(num_samples[t.client]) for t in plan.tasks)
+            wanted = rounds.deadline_factor * max(seconds, default=0.0)
+        return min(max(wanted, rounds.deadline_floor_seconds), rounds.max_deadline_seconds)
 
     def participant(self, task: Task, num_samples: int) -> Participant:
         """What a client with this task may send; ``num_samples`` is what it joined with."""
-        max_steps = task.work.steps_for(num_samples)
+        max_steps = min(task.work.steps_for(num_samples), MAX_COUNT)
         # A step counts 1 + m + m^2 + ... through the momentum, and once more with a proximal term.
         each = 1 + (1 / (1 - task.work.momentum) if task.work.momentum < 1 else max_steps)
         return Participant(
