@@ -74,6 +74,7 @@ RULES: Mapping[str, frozenset[str]] = {
             "SealRound": (SERVICE,),
             "CommitRound": (SERVICE,),
             "KeepVersion": (SERVICE,),
+            "EndRun": (SERVICE,),
         },
     ),
     # Enrol is not here: it has a separate port, for callers that have no certificate yet.

@@ -514,7 +514,7 @@ class CommitRoundRequest(_message.Message):
     """Number of the open round, or of the one before it to get its answer again. An open round is sealed first."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Clients whose updates count; other updates that are in are discarded."""
+        """Clients whose updates count, at least one; other updates that are in are discarded."""
 
     def __init__(
         self,
@@ -625,3 +625,42 @@ class KeepVersionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KeepVersionResponse: _TypeAlias = KeepVersionResponse  # noqa: Y015
+
+@_typing.final
+class EndRunRequest(_message.Message):
+    """Which run is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndRunRequest: _TypeAlias = EndRunRequest  # noqa: Y015
+
+@_typing.final
+class EndRunResponse(_message.Message):
+    """The run takes no further update. Carries nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndRunResponse: _TypeAlias = EndRunResponse  # noqa: Y015

@@ -70,6 +70,11 @@ class AggregatorServiceStub:
                 request_serializer=fedel_dot_v1_dot_aggregator__pb2.KeepVersionRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_aggregator__pb2.KeepVersionResponse.FromString,
                 _registered_method=True)
+        self.EndRun = channel.unary_unary(
+                '/fedel.v1.AggregatorService/EndRun',
+                request_serializer=fedel_dot_v1_dot_aggregator__pb2.EndRunRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_aggregator__pb2.EndRunResponse.FromString,
+                _registered_method=True)
 
 
 class AggregatorServiceServicer:
@@ -99,7 +104,7 @@ class AggregatorServiceServicer:
 
     def OpenRound(self, request, context):
         """Accept updates of a round, from the named clients only. Repeated with other clients, it replaces the list; a round
-        that is sealed but not committed is open again, with the updates that it has.
+        that is sealed but not committed is open again, with the updates that it has. So is a run that was ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +118,8 @@ class AggregatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitRound(self, request, context):
-        """Make the next version from the named clients' updates. Repeated, it gives the same answer.
+        """Make the next version from the named clients' updates. Repeated, it gives the same answer. Refused, with the round
+        still sealed, if no client is named ("empty") or the version would not be finite ("not_finite").
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,6 +127,13 @@ class AggregatorServiceServicer:
 
     def KeepVersion(self, request, context):
         """Keep a version that would otherwise be deleted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndRun(self, request, context):
+        """Accept no further update of a run, which is over; its versions can still be downloaded. Repeated, it does nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,6 +176,11 @@ def add_AggregatorServiceServicer_to_server(servicer, server):
                     servicer.KeepVersion,
                     request_deserializer=fedel_dot_v1_dot_aggregator__pb2.KeepVersionRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_aggregator__pb2.KeepVersionResponse.SerializeToString,
+            ),
+            'EndRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndRun,
+                    request_deserializer=fedel_dot_v1_dot_aggregator__pb2.EndRunRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_aggregator__pb2.EndRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -355,6 +373,33 @@ class AggregatorService:
             '/fedel.v1.AggregatorService/KeepVersion',
             fedel_dot_v1_dot_aggregator__pb2.KeepVersionRequest.SerializeToString,
             fedel_dot_v1_dot_aggregator__pb2.KeepVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.AggregatorService/EndRun',
+            fedel_dot_v1_dot_aggregator__pb2.EndRunRequest.SerializeToString,
+            fedel_dot_v1_dot_aggregator__pb2.EndRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

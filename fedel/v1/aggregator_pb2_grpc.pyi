@@ -41,14 +41,18 @@ class AggregatorServiceStub:
     """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
     OpenRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.OpenRoundRequest, _aggregator_pb2.OpenRoundResponse]
     """Accept updates of a round, from the named clients only. Repeated with other clients, it replaces the list; a round
-    that is sealed but not committed is open again, with the updates that it has.
+    that is sealed but not committed is open again, with the updates that it has. So is a run that was ended.
     """
     SealRound: _grpc.UnaryStreamMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]
     """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer."""
     CommitRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.CommitRoundRequest, _aggregator_pb2.CommitRoundResponse]
-    """Make the next version from the named clients' updates. Repeated, it gives the same answer."""
+    """Make the next version from the named clients' updates. Repeated, it gives the same answer. Refused, with the round
+    still sealed, if no client is named ("empty") or the version would not be finite ("not_finite").
+    """
     KeepVersion: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.KeepVersionRequest, _aggregator_pb2.KeepVersionResponse]
     """Keep a version that would otherwise be deleted."""
+    EndRun: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.EndRunRequest, _aggregator_pb2.EndRunResponse]
+    """Accept no further update of a run, which is over; its versions can still be downloaded. Repeated, it does nothing."""
 
 @_typing.type_check_only
 class AggregatorServiceAsyncStub(AggregatorServiceStub):
@@ -63,14 +67,18 @@ class AggregatorServiceAsyncStub(AggregatorServiceStub):
     """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
     OpenRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.OpenRoundRequest, _aggregator_pb2.OpenRoundResponse]  # type: ignore[assignment]
     """Accept updates of a round, from the named clients only. Repeated with other clients, it replaces the list; a round
-    that is sealed but not committed is open again, with the updates that it has.
+    that is sealed but not committed is open again, with the updates that it has. So is a run that was ended.
     """
     SealRound: _aio.UnaryStreamMultiCallable[_aggregator_pb2.SealRoundRequest, _aggregator_pb2.SealRoundResponse]  # type: ignore[assignment]
     """Accept no further update of a round, and list those that are in. Repeated, it gives the same answer."""
     CommitRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.CommitRoundRequest, _aggregator_pb2.CommitRoundResponse]  # type: ignore[assignment]
-    """Make the next version from the named clients' updates. Repeated, it gives the same answer."""
+    """Make the next version from the named clients' updates. Repeated, it gives the same answer. Refused, with the round
+    still sealed, if no client is named ("empty") or the version would not be finite ("not_finite").
+    """
     KeepVersion: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.KeepVersionRequest, _aggregator_pb2.KeepVersionResponse]  # type: ignore[assignment]
     """Keep a version that would otherwise be deleted."""
+    EndRun: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.EndRunRequest, _aggregator_pb2.EndRunResponse]  # type: ignore[assignment]
+    """Accept no further update of a run, which is over; its versions can still be downloaded. Repeated, it does nothing."""
 
 class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps the model of each run, receives the clients' updates, and folds them into the next version."""
@@ -106,7 +114,7 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.OpenRoundResponse, _abc.Awaitable[_aggregator_pb2.OpenRoundResponse]]:
         """Accept updates of a round, from the named clients only. Repeated with other clients, it replaces the list; a round
-        that is sealed but not committed is open again, with the updates that it has.
+        that is sealed but not committed is open again, with the updates that it has. So is a run that was ended.
         """
 
     @_abc_1.abstractmethod
@@ -123,7 +131,9 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _aggregator_pb2.CommitRoundRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.CommitRoundResponse, _abc.Awaitable[_aggregator_pb2.CommitRoundResponse]]:
-        """Make the next version from the named clients' updates. Repeated, it gives the same answer."""
+        """Make the next version from the named clients' updates. Repeated, it gives the same answer. Refused, with the round
+        still sealed, if no client is named ("empty") or the version would not be finite ("not_finite").
+        """
 
     @_abc_1.abstractmethod
     def KeepVersion(
@@ -132,5 +142,13 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.KeepVersionResponse, _abc.Awaitable[_aggregator_pb2.KeepVersionResponse]]:
         """Keep a version that would otherwise be deleted."""
+
+    @_abc_1.abstractmethod
+    def EndRun(
+        self,
+        request: _aggregator_pb2.EndRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_aggregator_pb2.EndRunResponse, _abc.Awaitable[_aggregator_pb2.EndRunResponse]]:
+        """Accept no further update of a run, which is over; its versions can still be downloaded. Repeated, it does nothing."""
 
 def add_AggregatorServiceServicer_to_server(servicer: AggregatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
