@@ -86,6 +86,7 @@ class RoundPlanner:
         )
         return replace(
             plan,
+            tasks=tuple(_sendable(task) for task in plan.tasks),
             deadline_seconds=self._deadline_seconds(plan, clients),
             # As a restart would read it, so that a run goes on the same way with and without one.
             state=json.loads(json.dumps(plan.state)),
@@ -129,6 +130,13 @@ class RoundPlanner:
         rounds = self.run.rounds
         every, done = rounds.evaluate_every, round_num + 1
         return every > 0 and (done == rounds.num_rounds or done % every == 0)
+
+
+def _sendable(task: Task) -> Task:
+    """Whatever number of steps a method came to, it can be sent."""
+    if task.work.num_steps <= MAX_COUNT:
+        return task
+    return replace(task, work=replace(task.work, num_steps=MAX_COUNT))
 
 
 def memory_of(report: Report | None) -> Memory:

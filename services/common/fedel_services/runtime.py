@@ -44,13 +44,16 @@ class Server:
         tls: Tls,
         registry: CollectorRegistry,
         statuses: Statuses | None = None,
+        options: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """``statuses`` says how calls end with errors of the service's own classes."""
+        """``statuses`` says how calls end with errors of the service's own classes; ``options`` are gRPC's."""
         self._tls = tls
         self._watched = Watched(tls.folder) if tls.secure else None
         self.keeper = Gatekeeper(registry, self._watched)
         guards = [Guard(self.keeper, Revocations(tls.crl_path, self._watched))] if self._watched else []
-        self.grpc = aio.server(interceptors=[*guards, ErrorStatuses(statuses)], options=SERVER_OPTIONS)
+        self.grpc = aio.server(
+            interceptors=[*guards, ErrorStatuses(statuses)], options=[*SERVER_OPTIONS, *options]
+        )
         self._health = Health()
         self._service_names = [*service_names]
         self._health_server: aio.Server | None = None

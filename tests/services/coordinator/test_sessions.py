@@ -51,7 +51,7 @@ def _with_a_negative_time(profile: TimingProfile) -> TimingProfile:
 
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
-    [(_without_a_tensor, "6 blocks and 14 weights"), (_with_a_negative_time, "non-positive times")],
+    [(_without_a_tensor, "6 blocks and 14 weights"), (_with_a_negative_time, "grad_seconds is -1")],
 )
 @asynchronous
 async def test_a_profile_that_would_stop_every_plan_is_refused(tmp_path: Path, spoil, complaint: str) -> None:
