@@ -23,7 +23,7 @@ PHASES = {
     pb.RUN_PHASE_FAILED: "failed",
 }
 MAX_ROWS = 20
-MAX_CELL, NARROW_CELL = 40, 14
+MAX_CELL, NARROW_CELL = 40, 10
 """Letters of a name in the table, on a wide screen and on a narrow one, which shows no device types."""
 WIDE = 120
 MAX_TROUBLES = 3

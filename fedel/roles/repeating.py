@@ -1,4 +1,4 @@
-"""The engine's rules for what did not work: rounds with too few updates, and runs that stand still."""
+"""The engine's rules for what did not work: rounds with too few updates, and runs that are held."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class RepeatingTurn(Turn):
             f" ({why})"
         )
 
-    # Runs that stand still
+    # Runs that are held
 
     def hold(self, reason: str) -> None:
-        """Stand still until a person resumes the run; a run that is to stop anyway stops."""
+        """Wait until a person resumes the run; a run that is to stop anyway stops."""
         if self.state.phase == STOPPING:
             return self.end(STOPPED, f"stopped in round {self.state.handover.round_num}: {reason}")
         return self.set_phase(HELD, f"{reason}; `fedel runs resume` tries again from here")

@@ -14,7 +14,7 @@ WAITING, RUNNING, PAUSED, STOPPING, HELD = "waiting", "running", "paused", "stop
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 ENDED = (FINISHED, STOPPED, FAILED)
 """Phases of a run; the last three are final. A run that a person paused still closes its open round; one that
-is held stands still where something went wrong, until a person resumes it. Both are shown as paused."""
+is held waits where something went wrong, until a person resumes it. Both are shown as paused."""
 
 OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
 """A round goes through these in order: tasks are out; no update is accepted any more; the next model is made;

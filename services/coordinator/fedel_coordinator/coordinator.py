@@ -102,7 +102,7 @@ class Coordinator:
             run.change.notify()
 
     async def _beat(self) -> None:
-        """So that the sessions notice when this process stood still."""
+        """So that the sessions notice when this process did not run."""
         while True:
             self.sessions.pulse()
             await asyncio.sleep(self.config.silent_seconds / 6)

@@ -97,7 +97,7 @@ class Sessions:
 
     A client is present until it has been silent for ``silent_seconds``, whether or not its stream broke. For a
     client that was never heard, silence begins with the process, so that a restart drops nobody; nor does time
-    count in which this process itself stood still.
+    count in which this process itself did not run.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Sessions:
         self._heard[client] = self._clock()
 
     def pulse(self) -> None:
-        """Called all the time. After a gap, this process stood still and could hear nobody."""
+        """Called all the time. After a gap, this process did not run and could hear nobody."""
         now = time.monotonic()
         if now - self._pulse_at > self.silent_seconds / 2:
             self._awake_since = self._clock()
