@@ -196,12 +196,28 @@ async def create(address: str) -> None:
         await push_model(AggregatorServiceStub(channel), header, values(0))
 
 
+async def open_round(address: str, round_num: int, num_clients: int) -> None:
+    participants = [
+        pb.Participant(
+            client=f"client-{client}",
+            round_num=round_num,
+            num_samples=100 + client,
+            max_steps=50,
+            max_effective_steps=50.0,
+        )
+        for client in range(num_clients)
+    ]
+    async with connect(address) as channel:
+        request = pb.OpenRoundRequest(run="load", round_num=round_num, participants=participants)
+        await AggregatorServiceStub(channel).OpenRound(request)
+
+
 async def close(address: str, round_num: int, num_clients: int) -> pb.CommitRoundResponse:
     async with connect(address) as channel:
         stub = AggregatorServiceStub(channel)
-        sealed = await stub.SealRound(pb.SealRoundRequest(run="load", round_num=round_num))
-        assert len(sealed.reports) == num_clients
-        clients = [report.client for report in sealed.reports]
+        answers = stub.SealRound(pb.SealRoundRequest(run="load", round_num=round_num))
+        clients = [report.client async for answer in answers for report in answer.reports]
+        assert len(clients) == num_clients
         return await stub.CommitRound(pb.CommitRoundRequest(run="load", round_num=round_num, clients=clients))
 
 
@@ -224,6 +240,8 @@ def other(kind: str, folder: Path) -> AbstractContextManager[tuple[int, str]]:
 
 def one_round(kind: str, pid: int, address: str, num_clients: int, round_num: int) -> dict[str, float]:
     cpu, wall = cpu_seconds(pid), time.monotonic()
+    if kind == "aggregator":
+        asyncio.run(open_round(address, round_num, num_clients))
     load(kind, address, num_clients, round_num)
     if kind == "aggregator":
         asyncio.run(close(address, round_num, num_clients))

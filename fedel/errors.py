@@ -6,6 +6,7 @@ FedelError
 |-- ModelError             a model cannot be split into blocks, or does not match     exit code 4
 |-- ProfileError           a timing profile is missing, damaged or of another model   exit code 5
 |-- UpdateRefused          an update cannot be used; has a short reason for metrics   exit code 6
+|   `-- VersionRefused     updates that passed by themselves fold to no sound model   exit code 6
 |-- ServiceError           a service cannot start, be reached, or continue            exit code 7
 `-- CertificateError       a certificate, key or token is missing, wrong or expired   exit code 8
 """
@@ -43,6 +44,10 @@ class UpdateRefused(FedelError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class VersionRefused(UpdateRefused):
+    """A round's updates fold to a model that is not finite: the version before it stays the newest."""
 
 
 class ServiceError(FedelError):

@@ -29,9 +29,10 @@ or test that cannot be true; a session that sends too much."""
 ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token")
 """Why a call is refused: no identity, an expired or revoked certificate, a missing right, a wrong name."""
 REFUSALS = (
-    *("checksum", "conflict", "digest", "disk", "dtype", "duplicate", "early", "header", "idle", "late"),
-    *("missing", "not_finite", "range", "sealed", "shape", "size", "starting", "steps", "superseded"),
-    *("unknown_run", "unknown_tensor", "unknown_version", "weight"),
+    *("checksum", "conflict", "digest", "disk", "dtype", "duplicate", "early", "empty", "ended", "header"),
+    *("idle", "late", "missing", "not_finite", "not_open", "range", "report", "sealed", "shape", "size"),
+    *("slow", "starting", "steps", "superseded", "unknown_run", "unknown_tensor", "unknown_version"),
+    *("unplanned", "weight"),
 )
 """Every reason of ``UpdateRefused``. Counters start at 0: ``increase()`` misses one that appears as 1."""
 

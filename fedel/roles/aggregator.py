@@ -59,14 +59,15 @@ class ShardRound:
         *,
         takes_late: bool = False,
         sealed: bool = False,
+        ended: bool = False,
         accepted: Iterable[Upload] = (),
         participants: Iterable[Participant] | None = None,
         counted_before: Mapping[str, Content] | None = None,
     ) -> None:
-        """``takes_late``: an update of the round before counts in this one. ``participants``: who may send an
-        update; ``None`` until the coordinator says it. ``counted_before``: what the round before closed with,
-        by client."""
-        self.run, self.number, self.sealed = run, number, sealed
+        """``takes_late``: an update of the round before counts in this one. ``ended``: the run is over.
+        ``participants``: who may send an update; ``None`` until the coordinator says it. ``counted_before``:
+        what the round before closed with, by client."""
+        self.run, self.number, self.sealed, self.ended = run, number, sealed, ended
         self._takes_late = takes_late
         self._participants = None if participants is None else _by_task(participants)
         self._accepted = {upload.client: upload.content for upload in accepted}
@@ -109,11 +110,13 @@ class ShardRound:
             ) from None
 
     def open(self, participants: Iterable[Participant]) -> None:
-        """Take updates of these clients. A sealed round is open again, with the updates that it has."""
+        """Take updates of these clients. A round that is sealed or ended is open again, with what it has."""
         self._participants = _by_task(participants)
-        self.sealed = False
+        self.sealed = self.ended = False
 
     def _check_in_time(self, client: str, round_num: int) -> None:
+        if self.ended:
+            raise UpdateRefused("ended", f"run '{self.run}' is over: it takes no update of client '{client}'")
         if round_num > self.number:
             raise UpdateRefused(
                 "early", f"round {round_num} of run '{self.run}' is not open yet: round {self.number} is"
@@ -147,8 +150,18 @@ class ShardRound:
         """Take no further update."""
         self.sealed = True
 
+    def end(self) -> None:
+        """Take no further update of the run."""
+        self.ended = True
+
     def close_with(self, clients: Collection[str]) -> dict[str, Content]:
-        """The updates to commit, by client; refused unless all of them are in."""
+        """The updates to commit, by client; refused unless there are any and all of them are in."""
+        if not clients:
+            raise UpdateRefused(
+                "empty",
+                f"round {self.number} of run '{self.run}' has no update that counts, so no version is made:"
+                " open it again, and wait for one",
+            )
         missing = sorted(set(clients) - self._accepted.keys())
         if missing:
             raise UpdateRefused(

@@ -106,13 +106,15 @@ def test_close_with_some_of_the_clients() -> None:
 )
 def test_every_update_counts_at_most_once(steps: list[str | Upload], takes_late: bool) -> None:
     """Whatever comes in whatever order, no client counts twice with one round's work."""
-    round_, counted = ShardRound("night", 0, takes_late=takes_late), []
+    everyone = [Participant(client, number, 10, 5, 5.0) for client in "ab" for number in range(41)]
+    options: dict[str, Any] = {"takes_late": takes_late, "participants": everyone}
+    round_, counted = ShardRound("night", 0, **options), []
     for step in steps:
         if step == "seal":
             round_.seal()
-        elif step == "commit":
+        elif step == "commit" and round_.clients:
             made = round_.close_with(round_.clients)
-            round_ = ShardRound("night", round_.number + 1, takes_late=takes_late, counted_before=made)
+            round_ = ShardRound("night", round_.number + 1, counted_before=made, **options)
         elif isinstance(step, Upload):
             try:
                 verdict = round_.admit(step)
@@ -124,6 +126,21 @@ def test_every_update_counts_at_most_once(steps: list[str | Upload], takes_late:
                 counted.append((step.client, step.content.round_num))
             assert Verdict.DUPLICATE is round_.admit(step)
     assert len(counted) == len(set(counted))
+
+
+def test_no_version_of_nothing() -> None:
+    with pytest.raises(UpdateRefused) as caught:
+        shard_round(accepted=[upload("a")]).close_with([])
+    assert "empty" == caught.value.reason
+
+
+def test_ended_run() -> None:
+    round_ = shard_round(accepted=[upload("a")])
+    round_.end()
+    assert Verdict.DUPLICATE is round_.admit(upload("a"))
+    assert "ended" == refusal(round_, upload("b"))
+    round_.open([Participant("b", 3, 10, 5, 5.0)])
+    assert Verdict.TAKE is round_.admit(upload("b"))
 
 
 def test_unplanned_client() -> None:

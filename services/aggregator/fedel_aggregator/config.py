@@ -25,7 +25,11 @@ class AggregatorConfig:
     max_uploads: int = 4
     """Clients that may send at the same time; the others wait, which costs neither memory nor a thread."""
     max_downloads: int = 8
-    """Clients that may download a model at the same time; the others wait."""
+    """Downloads of a model at the same time; the others wait."""
+    max_downloads_per_client: int = 2
+    """Of these, how many one client can have; without TLS one connection."""
+    min_bytes_per_second: int = 8000
+    """A stream that is slower over a minute ends, so that others have their turn; 0 allows any rate."""
     idle_seconds: float = 60.0
     """Idle timeout of a stream: it is closed, and the client can resume later."""
     log_level: str = "INFO"
@@ -37,7 +41,9 @@ class AggregatorConfig:
     tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:
-        if self.max_uploads < 1 or self.max_downloads < 1:
-            raise ValueError("max_uploads and max_downloads must be at least 1")
+        if min(self.max_uploads, self.max_downloads, self.max_downloads_per_client) < 1:
+            raise ValueError("max_uploads, max_downloads and max_downloads_per_client must be at least 1")
+        if self.min_bytes_per_second < 0:
+            raise ValueError("min_bytes_per_second must be 0 or more")
         if self.idle_seconds <= 0:
             raise ValueError("idle_seconds must be above 0")

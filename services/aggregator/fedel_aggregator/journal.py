@@ -1,34 +1,42 @@
 """The updates of one round on disk: what was acknowledged can be folded again, what broke off can be resumed.
 
-A file is two numbers (length of the header, bytes of the payload that are there), the header and the payload.
-``<client>.part`` grows while a client sends; renamed to ``<client>.update`` it counts. After the bytes that are
-there may follow others, of an earlier round: files are recycled.
+A file is three numbers (length and checksum of the header, bytes of the payload that are there), the header and
+the payload. ``<client>.part`` grows while a client sends; renamed to ``<client>.update`` it counts; one that
+cannot be read is renamed to ``<client>.bad``. After the bytes that are there may follow others, of an earlier
+round: files are recycled.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import shutil
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from fedel.errors import ServiceError, UpdateRefused
-from fedel.files import safe_name, sync_directory, write_atomic
+from fedel.errors import UpdateRefused
+from fedel.files import safe_name, sync_directory
 from fedel.roles.aggregator import Upload
 from fedel.types import ModelSpec, Update
 from fedel.v1.aggregator_pb2 import OpenRoundRequest, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
+from fedel_aggregator.errors import MALFORMED, Damaged, damaged
+from fedel_aggregator.private_files import FILE_MODE, make_folder, naming, open_private, write_private
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.tensor_file import write_all
 
+log = logging.getLogger("fedel.aggregator")
 PLAN_FILE = "plan.pb"
 _NUMBER_BYTES = 8
 _MESSAGE_START = 2 * _NUMBER_BYTES
+ADVICE = "restore it from a copy, or delete it to continue without this client"
 
 
 @dataclass
@@ -38,6 +46,7 @@ class Part:
     upload: Upload
     """Its manifest has been checked; whether the round takes it was decided with this."""
     header: UpdateHeader
+    path: Path
     handle: int
     start: int
     """Where the payload begins in the file."""
@@ -49,11 +58,13 @@ class Part:
         return sum(entry.num_bytes for entry in self.header.tensors)
 
     def append(self, pieces: Sequence[bytes | memoryview]) -> None:
-        self.received += write_all(self.handle, self.start + self.received, *pieces)
-        write_all(self.handle, _NUMBER_BYTES, _number(self.received))
+        with naming(self.path):
+            self.received += write_all(self.handle, self.start + self.received, *pieces)
+            write_all(self.handle, _NUMBER_BYTES, _number(self.received))
 
     def sync(self) -> None:
-        os.fsync(self.handle)
+        with naming(self.path):
+            os.fsync(self.handle)
 
     def close(self) -> None:
         os.close(self.handle)
@@ -66,7 +77,7 @@ class Journal:
         self.folder, self._recycled = folder, recycled
         self._updates: dict[str, Path] = {}
         """Files of the updates that count, by client."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         sync_directory(folder.parent)
 
     @property
@@ -74,17 +85,22 @@ class Journal:
         return (self.folder / "sealed").exists()
 
     def seal(self) -> None:
-        write_atomic(self.folder / "sealed", b"")
+        write_private(self.folder / "sealed", b"")
 
     @property
     def plan(self) -> OpenRoundRequest | None:
         """Who may send an update of the round; ``None`` until the coordinator says it."""
         path = self.folder / PLAN_FILE
-        return OpenRoundRequest.FromString(path.read_bytes()) if path.exists() else None
+        try:
+            return OpenRoundRequest.FromString(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except DecodeError as error:
+            raise damaged("plan of a round", path, f"it cannot be read ({error})") from None
 
     def open(self, plan: OpenRoundRequest) -> None:
         """Store the plan; a sealed round is open again."""
-        write_atomic(self.folder / PLAN_FILE, plan.SerializeToString(deterministic=True))
+        write_private(self.folder / PLAN_FILE, plan.SerializeToString(deterministic=True))
         if self.sealed:
             (self.folder / "sealed").unlink()
             sync_directory(self.folder)
@@ -97,54 +113,89 @@ class Journal:
         path = self._path(upload.client, "part")
         if not path.exists():
             self._recycled.take(path)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         message = header.SerializeToString(deterministic=True)
-        part = Part(upload, header, handle, _MESSAGE_START + len(message), 0)
-        size = os.fstat(handle).st_size
-        if _read_message(handle) == message:
-            received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
-            part.received = min(received, size - part.start, part.num_bytes)
-        else:
-            os.ftruncate(handle, min(size, part.start + part.num_bytes))
-            write_all(handle, 0, _number(len(message)), _number(0), message)
+        part = Part(upload, header, path, open_private(path), _MESSAGE_START + len(message), 0)
+        try:
+            with naming(path):
+                part.received = _resume(part, message)
+        except BaseException:
+            part.close()
+            raise
         return part
 
     def commit(self, part: Part) -> None:
         """From here on the update counts, whatever happens. Its bytes must be on disk already."""
         client = part.upload.client
-        path = self._path(client, "update")
-        self._path(client, "part").rename(path)
-        sync_directory(self.folder)
+        unfinished, path = self._path(client, "part"), self._path(client, "update")
+        unfinished.rename(path)
+        try:
+            sync_directory(self.folder)
+        except OSError:
+            # It does not count, so it must not after a restart. The client can resume it: all bytes are there.
+            with suppress(OSError):
+                path.rename(unfinished)
+            raise
         self._updates[client] = path
 
     def drop(self, client: str) -> None:
         """Delete what a client sent so far."""
         self._path(client, "part").unlink(missing_ok=True)
 
+    def drop_parts(self) -> None:
+        """Delete all updates that are not finished."""
+        for path in self.folder.glob("*.part"):
+            path.unlink()
+
     def load(self) -> list[UpdateHeader]:
-        """Find the updates that count; returns their headers, in a fixed order."""
+        """Find the updates that count; returns their headers, in a fixed order.
+
+        One that cannot be read counts as not sent, unless the round is sealed: then it has been reported.
+        """
         headers = []
         for path in sorted(self.folder.glob("*.update")):
-            header, _ = _open(path)
+            try:
+                header, _ = _open(path)
+                if header.report.client in self._updates:
+                    raise damaged("update", path, "there is another of the same client", ADVICE)
+            except Damaged as error:
+                self._give_up(path, error)
+                continue
             self._updates[header.report.client] = path
             headers.append(header)
         return headers
+
+    def give_up(self, client: str, error: Damaged) -> None:
+        """Let an update that cannot be read count as not sent; raises the error if the round is sealed."""
+        self._give_up(self._updates[client], error)
+        del self._updates[client]
+
+    def path(self, client: str) -> Path:
+        """The file of an update that counts."""
+        return self._updates[client]
+
+    def _give_up(self, path: Path, error: Damaged) -> None:
+        if self.sealed:
+            raise error
+        path.rename(path.with_suffix(".bad"))
+        log.error("an update counts as not sent: %s", error)
 
     def read(self, client: str, spec: ModelSpec) -> Update:
         """An update that counts."""
         path = self._updates[client]
         header, start = _open(path)
-        with path.open("rb") as file:
+        with path.open("rb") as file, naming(path):
             try:
+                payload.check(header.tensors, spec)
                 return read_update(file.fileno(), header, start, spec)
-            except UpdateRefused:
-                raise _damaged(path) from None
+            except (UpdateRefused, *MALFORMED) as error:
+                raise damaged("update", path, error, ADVICE) from None
 
     def retire(self, successor: Journal | None) -> None:
-        """End the round; unfinished updates move to ``successor``, if there is one."""
+        """End the round; unfinished updates of it move to ``successor``, if there is one."""
         if successor is not None:
             for path in self.folder.glob("*.part"):
-                path.rename(successor.folder / path.name)
+                if _round_of(path) == int(self.folder.name):
+                    path.rename(successor.folder / path.name)
         self._recycled.give(self.folder.glob("*.update"))
         shutil.rmtree(self.folder)
 
@@ -160,27 +211,49 @@ def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) 
     return Update(patches, report_from_pb(header.report))
 
 
+def _resume(part: Part, message: bytes) -> int:
+    """Bytes of the payload that a file has; one of another update is made ready for this one."""
+    handle, size = part.handle, os.fstat(part.handle).st_size
+    if _read_message(handle) == message:
+        received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
+        return min(received, size - part.start, part.num_bytes)
+    os.fchmod(handle, FILE_MODE)
+    os.ftruncate(handle, min(size, part.start + part.num_bytes))
+    write_all(handle, 0, _number(len(message) | zlib.crc32(message) << 32), _number(0), message)
+    return 0
+
+
 def _open(path: Path) -> tuple[UpdateHeader, int]:
     """The header of an update that counts, and where its payload begins."""
-    with path.open("rb") as file:
+    with path.open("rb") as file, naming(path):
         message = _read_message(file.fileno())
     try:
-        return UpdateHeader.FromString(message), _MESSAGE_START + len(message)
+        header = UpdateHeader.FromString(message or b"")
     except DecodeError:
-        raise _damaged(path) from None
+        message = None
+    if message is None or not header.report.client:
+        raise damaged("update", path, "its header cannot be read", ADVICE)
+    return header, _MESSAGE_START + len(message)
 
 
-def _damaged(path: Path) -> ServiceError:
-    return ServiceError(f"{path}: the update is damaged; delete it to continue without this client")
+def _round_of(path: Path) -> int | None:
+    """The round of an unfinished update; ``None`` if it cannot be read."""
+    try:
+        return _open(path)[0].report.round_num
+    except Damaged:
+        return None
 
 
 def _number(value: int) -> bytes:
     return value.to_bytes(_NUMBER_BYTES, "little")
 
 
-def _read_message(handle: int) -> bytes:
-    """The header of a file as bytes; empty if it is not complete."""
-    length = int.from_bytes(os.pread(handle, _NUMBER_BYTES, 0), "little")
+def _read_message(handle: int) -> bytes | None:
+    """The header of a file as bytes; ``None`` if it is cut off or not what was written."""
+    number = int.from_bytes(os.pread(handle, _NUMBER_BYTES, 0), "little")
+    length, crc32 = number & 0xFFFFFFFF, number >> 32
     if length > os.fstat(handle).st_size - _MESSAGE_START:
-        return b""
-    return os.pread(handle, length, _MESSAGE_START)
+        return None
+    message = os.pread(handle, length, _MESSAGE_START)
+    # Files of earlier versions have no checksum.
+    return message if crc32 in (0, zlib.crc32(message)) else None

@@ -1,4 +1,4 @@
-"""Which uploads may send now: one stream per client, and a limited number of clients at once."""
+"""Which uploads may send now: one stream per client and run, one permit per client, a few clients at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fedel.errors import UpdateRefused
+from fedel_aggregator.limits import Shares
 
 
 class ClientStream:
@@ -32,7 +33,7 @@ class UploadPermits:
     """Permits to send. Waiting for one costs neither a thread nor memory. Used on the event loop only."""
 
     def __init__(self, max_uploads: int) -> None:
-        self._permits = asyncio.Semaphore(max_uploads)
+        self._permits = Shares(max_uploads, per_client=1)
         self.num_sending, self.num_waiting = 0, 0
         self._streams: dict[tuple[str, str], list[ClientStream]] = {}
 
@@ -56,9 +57,9 @@ class UploadPermits:
                 del self._streams[key]
 
     @asynccontextmanager
-    async def permit(self, stream: ClientStream) -> AsyncIterator[None]:
-        """Wait for a permit, and hold it until the context ends."""
-        acquiring = asyncio.ensure_future(self._permits.acquire())
+    async def permit(self, client: str, stream: ClientStream) -> AsyncIterator[None]:
+        """Wait for a permit, and hold it until the context ends. A client has one at a time, over all runs."""
+        acquiring = asyncio.ensure_future(self._permits.acquire(client))
         try:
             self.num_waiting += 1
             try:
@@ -72,6 +73,6 @@ class UploadPermits:
                 self.num_sending -= 1
         finally:
             if acquiring.done():
-                self._permits.release()
+                self._permits.release(client)
             else:
                 acquiring.cancel()

@@ -7,57 +7,40 @@ waits for no network and knows nothing of gRPC. Its methods block: each runs in 
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from fedel.errors import ServiceError, UpdateRefused
-from fedel.files import TEMPORARY, write_atomic
-from fedel.job import LATE_POLICIES
-from fedel.roles.aggregator import Content, RoundFold, ShardRound, Upload, Verdict, checked
-from fedel.strategies import build
-from fedel.types import Array, ModelSpec, Tensors
-from fedel.v1.aggregator_pb2 import (
-    CommitRoundResponse,
-    ModelHeader,
-    OpenRoundRequest,
-    SealRoundResponse,
-    UpdateHeader,
-)
+from fedel.errors import UpdateRefused, VersionRefused
+from fedel.files import TEMPORARY, sync_directory
+from fedel.roles.aggregator import Closed, Content, RoundFold, ShardRound, Upload, Verdict, checked
+from fedel.roles.gate import objection_to_name
+from fedel.types import Array, Tensors
+from fedel.v1.aggregator_pb2 import CommitRoundResponse, OpenRoundRequest, SealRoundResponse, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import participant_from_pb, report_from_pb, spec_from_pb
-from fedel_aggregator.journal import Journal, Part, read_update
+from fedel_aggregator.errors import MALFORMED, Damaged, damaged
+from fedel_aggregator.journal import ADVICE, Journal, Part, read_update
+from fedel_aggregator.private_files import make_folder, write_private
 from fedel_aggregator.recycled_files import RecycledFiles
+from fedel_aggregator.run_header import read_run_header, strategy_of
 from fedel_aggregator.versions import Meta, Versions
 
-HEADER_FILE = "run.pb"
 LABELS_FILE = "labels.json"
+ENDED_FILE = "ended"
 NUM_NEWEST_KEPT = 2
 """Clients of the open round download the newest; one that is a round late may still need the one before."""
-
-
-def shard_spec(header: ModelHeader) -> ModelSpec:
-    """The part of the model that this aggregator keeps; refused if the header makes no sense."""
-    spec = spec_from_pb(header.spec)
-    if not header.run:
-        raise UpdateRefused("header", "the run has no name: give it one")
-    if (header.late_policy or "refuse") not in LATE_POLICIES:
-        raise UpdateRefused(
-            "header",
-            f"late_policy '{header.late_policy}' is unknown; choose from: {', '.join(LATE_POLICIES)}",
-        )
-    build(json.loads(header.strategy_json))
-    payload.check(header.tensors, spec)
-    partial = [entry.name for entry in header.tensors if entry.where.ByteSize()]
-    if partial or not header.tensors:
-        raise UpdateRefused("shape", f"a first model consists of whole tensors; these are not: {partial}")
-    return spec.subset({entry.name for entry in header.tensors})
+MAX_REFUSED = 3
+"""Updates of one client and round that the fold may refuse: after each of them it is made again."""
 
 
 def _upload(header: UpdateHeader) -> Upload:
@@ -79,57 +62,101 @@ class _Written:
 class ShardRun:
     """A run, with this aggregator's share of its tensors, as it is in its folder."""
 
-    def __init__(self, folder: Path, recycled: RecycledFiles) -> None:
+    def __init__(self, folder: Path, recycled: RecycledFiles, *, verify: bool = False) -> None:
+        """``Damaged`` if a file cannot be read. ``verify`` reads all of the newest version as well."""
         self._folder, self._recycled = folder, recycled
-        self.header = ModelHeader.FromString((folder / HEADER_FILE).read_bytes())
+        self.header, self.spec = read_run_header(folder)
         self.name = self.header.run
-        self.spec = shard_spec(self.header)
         self._whole_spec = spec_from_pb(self.header.spec)
-        self._strategy = build(json.loads(self.header.strategy_json))
-        self.versions = Versions(folder / "versions")
-        self.versions.clean()
-        if not self.versions.all():
-            raise ServiceError(f"{folder}: no version of the model is left; restore the folder from a copy")
+        self._strategy = strategy_of(self.header)
+        self.versions = Versions(folder / "versions", self.spec)
+        newest = max(self.versions.all(), default=-1)
+        # The round of a version is opened after it: if there is a later one, its version is lost.
+        last_round = max((int(path.name) for path in self._rounds()), default=0)
+        if newest < last_round or newest < 0:
+            raise damaged("run", self.versions.meta_path(last_round), "it is missing")
+        with self.versions.open(newest):
+            self.versions.clean()
         for unfinished in folder.glob(f"*{TEMPORARY}"):
             unfinished.unlink()
-        labels = folder / LABELS_FILE
-        self._labels: dict[str, int] = json.loads(labels.read_text(encoding="utf-8")) if labels.exists() else {}
-        self._open(self.versions.all()[-1])
+        self._labels = _read_labels(folder / LABELS_FILE)
+        self._open(newest)
+        if verify:
+            self.versions.verify(self._meta)
 
     def _open(self, number: int) -> None:
         """Open a round; after a restart, with the updates that had been acknowledged."""
-        takes_late = self.header.late_policy == "next"
+        takes_late, ended = self.header.late_policy == "next", (self._folder / ENDED_FILE).exists()
         meta = self.versions.meta(number)
         journal = Journal(self._folder / "rounds" / f"{number:06d}", self._recycled)
-        headers, plan = journal.load(), journal.plan
-        self._meta, self._journal = meta, journal
-        self._reports = {header.report.client: header.report for header in headers}
+        plan, started = journal.plan, time.monotonic()
+        headers = {header.report.client: header for header in journal.load()}
+        # An ended run needs no memory for sums.
+        fold = None if ended else self._fold_readable(number, journal, headers)
+        self._meta, self._journal, self._fold = meta, journal, fold
+        self._reports = {client: header.report for client, header in headers.items()}
+        self._refused: Counter[str] = Counter()
+        self._fold_seconds = time.monotonic() - started
         self.round = ShardRound(
             self.name,
             number,
             takes_late=takes_late,
             sealed=journal.sealed,
-            accepted=map(_upload, headers),
+            ended=ended,
+            accepted=map(_upload, headers.values()),
             participants=None if plan is None else map(participant_from_pb, plan.participants),
             counted_before=meta.counted,
         )
-        self._fold_seconds = 0.0
-        self._fold: RoundFold | None = self._fold_of(self.round.clients)
-        for folder in (self._folder / "rounds").iterdir():
+        for folder in self._rounds():
             if folder != journal.folder:
                 Journal(folder, self._recycled).retire(journal if takes_late else None)
+
+    def _rounds(self) -> list[Path]:
+        """The folders of rounds; what has another name is not ours."""
+        make_folder(self._folder / "rounds")
+        return [path for path in (self._folder / "rounds").iterdir() if re.fullmatch(r"\d{6,}", path.name)]
 
     @property
     def version(self) -> int:
         """The newest version, which the open round starts from."""
         return self.round.number
 
+    def meta(self, version: int) -> Meta:
+        """The facts about a version; of the newest one they are at hand."""
+        newest = self._meta
+        return newest if newest.version == version else self.versions.meta(version)
+
+    def _empty_fold(self, _round_num: int) -> RoundFold:
+        return RoundFold(self._strategy, self.spec)
+
+    def _add(self, fold: RoundFold, journal: Journal, client: str) -> None:
+        """Fold an update of the journal in; ``Damaged`` if it is not what was acknowledged."""
+        update = journal.read(client, self.spec)
+        try:
+            fold.add(update)
+        except UpdateRefused as error:
+            raise damaged("update", journal.path(client), error, ADVICE) from None
+
+    def _fold_readable(self, number: int, journal: Journal, headers: dict[str, UpdateHeader]) -> RoundFold:
+        """The fold of all updates of a round; those that cannot be read are taken out of ``headers``."""
+        while True:
+            fold = self._empty_fold(number)
+            for client in sorted(headers):
+                try:
+                    self._add(fold, journal, client)
+                except Damaged as error:
+                    journal.give_up(client, error)
+                    del headers[client]
+                    break
+            else:
+                return fold
+
     def _fold_of(self, clients: Collection[str]) -> RoundFold:
         """The fold of some of the updates that are in."""
         started = time.monotonic()
-        fold = RoundFold(self._strategy, self.spec)
+        fold = self._empty_fold(self.round.number)
         for client in sorted(clients):
-            fold.add(self._journal.read(client, self.spec))
+            self._add(fold, self._journal, client)
         self._fold_seconds += time.monotonic() - started
         return fold
 
@@ -137,7 +164,18 @@ class ShardRun:
         """Take updates of the planned clients. Repeated, also after the commit, it changes nothing."""
         if not self.round.is_answered(plan.round_num):
             self._journal.open(plan)
+            if self.round.ended:
+                (self._folder / ENDED_FILE).unlink(missing_ok=True)
+                sync_directory(self._folder)
             self.round.open(map(participant_from_pb, plan.participants))
+
+    def end(self) -> None:
+        """Take no further update. Repeated, it changes nothing."""
+        if not self.round.ended:
+            write_private(self._folder / ENDED_FILE, b"")
+            self.round.end()
+            self._fold = None
+            self._journal.drop_parts()
 
     def examine(self, header: UpdateHeader) -> Upload | None:
         """Check an update by its header, before any byte of it; ``None`` if it counts already.
@@ -151,6 +189,10 @@ class ShardRun:
             raise UpdateRefused("digest", f"the digest of client '{upload.client}' does not match its manifest")
         if self.round.admit(upload) is Verdict.DUPLICATE:
             return None
+        if self._refused[upload.client] >= MAX_REFUSED:
+            raise UpdateRefused(
+                "conflict", f"client '{upload.client}' sent {MAX_REFUSED} updates that were refused: no more"
+            )
         participant = self.round.participant(*upload.task)
         checked(report_from_pb(header.report), self._whole_spec, participant)
         payload.check(header.tensors, self.spec)
@@ -162,6 +204,7 @@ class ShardRun:
             return None
         counted = UpdateHeader()
         counted.CopyFrom(header)
+        counted.DiscardUnknownFields()
         # The journal has what counts: the weight from the client's join, whatever its report says.
         counted.report.num_samples = self.round.participant(*upload.task).num_samples
         return self._journal.begin(upload, counted)
@@ -174,18 +217,23 @@ class ShardRun:
         if self.round.admit(part.upload) is Verdict.DUPLICATE:
             return False
         client, started = part.upload.client, time.monotonic()
+        try:
+            update = read_update(part.handle, part.header, part.start, self.spec)
+        except UpdateRefused:
+            # Its bytes are not what was announced: the client starts again at the first.
+            self._journal.drop(client)
+            raise
         if self._fold is None:
             self._fold = self._fold_of(self.round.clients)
         try:
-            self._fold.add(read_update(part.handle, part.header, part.start, self.spec))
-        except UpdateRefused:
-            self._journal.drop(client)
-            raise
-        try:
+            self._fold.add(update)
             self._journal.commit(part)
-        except OSError:
-            # The fold has an update that does not count: make it again, from the journal.
+        except BaseException as error:
+            # The fold may have an update, or a part of one, that does not count: it is made again.
             self._fold = None
+            if not isinstance(error, OSError):
+                self._refused[client] += 1
+                self._journal.drop(client)
             raise
         self.round.accept(part.upload)
         self._reports[client] = part.header.report
@@ -195,7 +243,7 @@ class ShardRun:
     def seal(self, round_num: int) -> SealRoundResponse:
         """Take no further update of the round. Repeated, also after the commit, it gives the same answer."""
         if self.round.is_answered(round_num):
-            return ParseDict(self._meta.sealed, SealRoundResponse())
+            return self.versions.sealed(self.version)
         if not self.round.sealed:
             self._journal.seal()
             self.round.seal()
@@ -204,14 +252,14 @@ class ShardRun:
     def commit(self, round_num: int, clients: Collection[str]) -> CommitRoundResponse:
         """Make the next version from these clients' updates. Repeated, it gives the same answer."""
         if self.round.is_answered(round_num):
-            return ParseDict(self._meta.committed, CommitRoundResponse())
+            return self.versions.committed(self._meta)
         sealed = self.seal(round_num)
         counted = self.round.close_with(clients)
         if self._fold is None or self._fold.clients != counted.keys():
             self._fold = self._fold_of(counted)
         started, version = time.monotonic(), round_num + 1
-        written = self._write(version, self._fold, self.versions.read_state(round_num))
-        self.versions.write_state(version, written.state)
+        written = self._write(version, self._fold, self.versions.read_state(self._meta))
+        state_crc32 = self.versions.write_state(version, written.state)
         answer = CommitRoundResponse(
             version=version,
             tensors=[t.name for t in self.spec.tensors],
@@ -220,8 +268,9 @@ class ShardRun:
             fold_seconds=self._fold_seconds,
             commit_seconds=time.monotonic() - started,
         )
+        self.versions.write_sealed(version, sealed)
         self.versions.publish(
-            Meta(version, written.crc32, written.changed, counted, _to_json(sealed), _to_json(answer))
+            Meta(version, written.crc32, written.changed, counted, _to_json(answer), state_crc32)
         )
         # Frees the accumulator before the next round makes its own.
         self._fold = None
@@ -232,32 +281,71 @@ class ShardRun:
     def _write(self, version: int, fold: RoundFold, state: Tensors) -> _Written:
         """Write the next version's tensors, one at a time: the whole model is never in memory."""
         crc32, changed, importance, num_clients = {}, {}, [], []
-        shapes = [(t.name, t.shape) for t in self.spec.tensors]
+        before, shapes = self._meta, [(t.name, t.shape) for t in self.spec.tensors]
         with self.versions.open(version - 1) as old_file, self.versions.write(version, shapes) as writer:
             for tensor in self.spec.tensors:
-                name, old = tensor.name, old_file.tensor(tensor.name)
-                closed = fold.finish({name: old}, state)
+                name = tensor.name
+                old = old_file.tensor(name, before.crc32[name])
+                closed = self._finish(fold, name, old, state)
                 new, state = closed.model[name], closed.state
-                crc32[name] = writer.put(name, new)
                 importance.append(closed.global_importance[name])
+                crc32[name] = writer.put(name, new)
                 moved = importance[-1] > 0 or not _same_bits(new, old)
-                changed[name] = version if moved else self._meta.changed[name]
+                changed[name] = version if moved else before.changed[name]
                 num_clients.append(closed.num_clients[name])
+        for name, values in state.items():
+            if not np.isfinite(values).all():
+                raise self._not_finite(f"the strategy's tensor '{name}'")
         return _Written(crc32, changed, importance, num_clients, state)
+
+    def _finish(self, fold: RoundFold, name: str, old: Array, state: Tensors) -> Closed:
+        """The next values of a tensor; refused if they are not finite."""
+        try:
+            with np.errstate(all="ignore"):
+                closed = fold.finish({name: old}, state)
+        except (UpdateRefused, ArithmeticError) as error:
+            raise self._not_finite(f"tensor '{name}' ({error})") from None
+        # The old values are finite, so the sum of all squared changes is finite only if the new ones are.
+        if not math.isfinite(closed.global_importance[name]):
+            raise self._not_finite(f"tensor '{name}'")
+        return closed
+
+    def _not_finite(self, what: str) -> VersionRefused:
+        return VersionRefused(
+            "not_finite",
+            f"round {self.round.number} of run '{self.name}': the next version would hold NaN or Inf in {what},"
+            f" so version {self.version} stays: training diverged, try a lower learning rate",
+        )
 
     def keep(self, version: int, label: str) -> None:
         """Keep a version under a label; the version that had the label before may then be deleted."""
+        if objection := objection_to_name(label, "label"):
+            raise UpdateRefused("header", objection)
         self.versions.meta(version)
         self._labels = {**self._labels, label: version}
-        write_atomic(self._folder / LABELS_FILE, json.dumps(self._labels))
+        write_private(self._folder / LABELS_FILE, json.dumps(self._labels))
         self._delete_old()
 
     def _delete_old(self) -> None:
         """Delete the versions that are neither new, nor labelled, nor an n-th one to keep."""
-        every = self.header.keep_every
-        for version in self.versions.all()[:-NUM_NEWEST_KEPT]:
+        every, versions = self.header.keep_every, self.versions.all()
+        for version in versions[:-1]:
+            self.versions.forget_answer(version)
+        for version in versions[:-NUM_NEWEST_KEPT]:
             if version not in self._labels.values() and not (every and version % every == 0):
                 self.versions.delete(version)
+
+
+def _read_labels(path: Path) -> dict[str, int]:
+    try:
+        labels = json.loads(path.read_bytes())
+        if not all(type(version) is int for version in labels.values()):
+            raise ValueError("a label has no version")
+    except FileNotFoundError:
+        return {}
+    except MALFORMED as error:
+        raise damaged("labels", path, error) from None
+    return labels  # type: ignore[no-any-return]
 
 
 def _same_bits(new: Array, old: Array) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from fedel.files import write_atomic
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc
 from fedel.wire.views import model_message, upload_message
 from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.errors import STATUSES
+from fedel_aggregator.private_files import make_folder, open_private
 from fedel_aggregator.servicer import Aggregator
 
 log = logging.getLogger("fedel.aggregator")
@@ -30,7 +33,7 @@ async def serve(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregator
     """Run an aggregator until the context ends, then stop it gracefully; gives its address once it is ready."""
     with _lock(config.data_dir):
         registry = new_registry("aggregator")
-        server = Server([SERVICE], config.tls, registry)
+        server = Server([SERVICE], config.tls, registry, STATUSES)
         aggregator = Aggregator(config, registry)
         aggregator_pb2_grpc.add_AggregatorServiceServicer_to_server(aggregator, server.grpc)
         # They replace the generated handlers.
@@ -53,8 +56,8 @@ async def serve(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregator
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Two processes that write one journal would destroy it. The lock ends with its process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    _keep_private(folder)
+    with os.fdopen(open_private(folder / "lock"), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -62,6 +65,15 @@ def _lock(folder: Path) -> Iterator[None]:
                 f"{folder}: another aggregator uses this data_dir; stop it or choose another"
             ) from None
         yield
+
+
+def _keep_private(folder: Path) -> None:
+    """Let nobody else read models and updates, those of earlier versions included."""
+    make_folder(folder)
+    try:
+        folder.chmod(0o700)
+    except PermissionError:
+        log.warning("%s belongs to another user: make sure that only FedEL can read it", folder)
 
 
 def _bulk_handlers(aggregator: Aggregator) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:

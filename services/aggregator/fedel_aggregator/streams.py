@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from fedel_services.threads import in_thread
 from grpc import aio
 
-from fedel.errors import UpdateRefused
+from fedel.errors import FedelError, UpdateRefused
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1 import model_pb2
 from fedel.wire.payload import CHUNK_BYTES
 from fedel.wire.views import UploadPiece, model_piece
+from fedel_aggregator.limits import Pace, idle
 from fedel_aggregator.permits import ClientStream
 from fedel_aggregator.run import ShardRun
 from fedel_aggregator.tensor_file import TensorFile
@@ -36,11 +38,7 @@ async def in_time(work: Awaitable[T], seconds: float) -> T:
     try:
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError:
-        raise _idle(seconds) from None
-
-
-def _idle(seconds: float) -> UpdateRefused:
-    return UpdateRefused("idle", f"the stream was idle for {seconds:g} seconds: send it again")
+        raise idle(seconds) from None
 
 
 def in_batches(sealed: pb.SealRoundResponse) -> Iterator[pb.SealRoundResponse]:
@@ -77,37 +75,38 @@ class Sink(Protocol):
     def append(self, pieces: Sequence[bytes | memoryview]) -> None: ...
 
 
-async def receive_payload(context: Any, sink: Sink, idle_seconds: float, stream: ClientStream) -> None:
+async def paced(work: Coroutine[Any, Any, T], pace: Pace, stream: ClientStream | None = None) -> T:
+    """Do work that moves bytes; refused if it is idle, too slow, or superseded."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await _watch(task, pace, stream or ClientStream())
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _watch(task: asyncio.Future[T], pace: Pace, stream: ClientStream) -> T:
+    pace.start()
+    while not task.done():
+        await stream.wait_for(task, pace.seconds)
+        if not task.done():
+            pace.check()
+    return task.result()
+
+
+async def receive_payload(context: Any, sink: Sink, pace: Pace, stream: ClientStream | None = None) -> None:
     """Write a payload into its sink, to the last byte; refused if it is idle or not what was announced.
 
-    What came in before it broke stays in the sink. A timer for each message would cost more than reading it, so
-    this looks now and then whether any came.
+    What came in before it broke stays in the sink.
     """
-    progress = _Progress()
-    copying = asyncio.ensure_future(_copy(context, sink, progress))
-    try:
-        num_seen = -1
-        while not copying.done():
-            if num_seen == progress.num_messages:
-                raise _idle(idle_seconds)
-            num_seen = progress.num_messages
-            await stream.wait_for(copying, idle_seconds)
-        copying.result()
-    finally:
-        copying.cancel()
-        await asyncio.wait({copying})
+    await paced(_copy(context, sink, pace), pace, stream)
 
 
-class _Progress:
-    num_messages = 0
-
-
-async def _copy(context: Any, sink: Sink, progress: _Progress) -> None:
+async def _copy(context: Any, sink: Sink, pace: Pace) -> None:
     pieces: list[bytes | memoryview] = []
     num_bytes = 0
     try:
         while (message := await context.read()) is not aio.EOF:
-            progress.num_messages += 1
             chunk, expected = message.chunk, sink.received + num_bytes
             if chunk.offset != expected or not chunk.data or expected + len(chunk.data) > sink.num_bytes:
                 await drain(context)
@@ -116,6 +115,7 @@ async def _copy(context: Any, sink: Sink, progress: _Progress) -> None:
                     f"{len(chunk.data)} bytes at {chunk.offset} came where byte {expected} of {sink.num_bytes}"
                     " was next",
                 )
+            pace.moved(len(chunk.data))
             pieces.append(chunk.data)
             num_bytes += len(chunk.data)
             if num_bytes >= BATCH_BYTES or len(pieces) >= BATCH_PIECES:
@@ -135,23 +135,59 @@ async def drain(context: Any) -> None:
         pass
 
 
-async def send_model(context: Any, run: ShardRun, request: pb.GetModelRequest, idle_seconds: float) -> int:
-    """Send a version, or what changed since the one that the caller holds; returns the bytes of its payload."""
+@asynccontextmanager
+async def heard_out(context: Any, idle_seconds: float) -> AsyncIterator[None]:
+    """Refuse a caller only after it has sent all, so that it learns why."""
+    try:
+        yield
+    except (FedelError, OSError):
+        await in_time(drain(context), idle_seconds)
+        raise
+
+
+async def send_model(
+    context: Any, run: ShardRun, request: pb.GetModelRequest, pace: Pace, make_room: Callable[[], None]
+) -> int:
+    """Send a version, or what changed since the one that the caller holds; returns the bytes of its payload.
+
+    ``make_room`` is called when a caller does not read: others need not wait for it.
+    """
     version = run.version if request.version < 0 else request.version
-    meta = await in_thread(run.versions.meta, version)
+    meta = await in_thread(run.meta, version)
+    await in_thread(run.versions.verify, meta)
     # A caller that is ahead of us holds another history: it gets everything.
     held = request.have_version if request.have_version <= version else -1
     names = [t.name for t in run.spec.tensors if meta.changed[t.name] > held]
     with await in_thread(run.versions.open, version) as file:
         manifest = [_entry(name, file, meta.crc32[name]) for name in names]
         content = pb.ModelContent(version=version, tensors=manifest)
-        await in_time(context.write(pb.GetModelResponse(content=content)), idle_seconds)
-        sent, pieces = 0, list(_pieces(file, names))
-        for start in range(0, len(pieces), READ_PIECES):
-            batch = pieces[start : start + READ_PIECES]
-            messages = await in_thread(_read, file, batch, sent)
-            await in_time(_write_all(context, messages), idle_seconds)
-            sent += sum(num_bytes for _, num_bytes in batch)
+        sending = asyncio.ensure_future(_send(context, content, file, list(_pieces(file, names)), pace))
+        try:
+            return await _watch(sending, pace, ClientStream())
+        except UpdateRefused:
+            make_room()
+            # A message that is being written cannot be taken back, and the status comes after it.
+            pace.stopped = True
+            await asyncio.wait({sending})
+            raise
+        finally:
+            sending.cancel()
+            await asyncio.wait({sending})
+
+
+async def _send(
+    context: Any, content: pb.ModelContent, file: TensorFile, pieces: Sequence[tuple[int, int]], pace: Pace
+) -> int:
+    await context.write(pb.GetModelResponse(content=content))
+    sent = 0
+    for start in range(0, len(pieces), READ_PIECES):
+        batch = pieces[start : start + READ_PIECES]
+        for message, (_, num_bytes) in zip(await in_thread(_read, file, batch, sent), batch, strict=True):
+            if pace.stopped:
+                return sent
+            await context.write(message)
+            pace.moved(num_bytes)
+            sent += num_bytes
     return sent
 
 
@@ -186,8 +222,3 @@ def _read(file: TensorFile, pieces: Sequence[tuple[int, int]], position: int) ->
         messages.append(model_piece(position, file.read(offset, num_bytes)))
         position += num_bytes
     return messages
-
-
-async def _write_all(context: Any, messages: Sequence[bytes]) -> None:
-    for message in messages:
-        await context.write(message)

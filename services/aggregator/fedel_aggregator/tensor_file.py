@@ -10,6 +10,7 @@ files with the library.
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -20,10 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from fedel.errors import ServiceError
 from fedel.types import Array
+from fedel_aggregator.errors import MALFORMED, damaged
 
 _LENGTH_BYTES = 8
+_MAX_TABLE_BYTES = 100 << 20
+_MAX_AXES = 32
+_PIECE_BYTES = 1 << 20
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
 """Name and shape of each tensor of a file, in order; all are float32."""
 
@@ -71,6 +75,24 @@ def _places(table: Mapping[str, Any], start: int) -> dict[str, Place]:
     return places
 
 
+def _read_places(handle: int) -> dict[str, Place]:
+    """Where the tensors of a file are; ``MALFORMED`` if its table makes no sense."""
+    size = os.fstat(handle).st_size
+    length = int.from_bytes(os.pread(handle, _LENGTH_BYTES, 0), "little")
+    if length > min(size - _LENGTH_BYTES, _MAX_TABLE_BYTES):
+        raise ValueError("its table is cut off")
+    table = json.loads(os.pread(handle, length, _LENGTH_BYTES))
+    table.pop("__metadata__", None)
+    places = _places(table, _LENGTH_BYTES + length)
+    for name, place in places.items():
+        numbers = (place.offset, place.num_bytes, *place.shape)
+        if any(type(number) is not int or number < 0 for number in numbers) or len(place.shape) > _MAX_AXES:
+            raise ValueError(f"the place of tensor '{name}' makes no sense")
+        if place.num_bytes != 4 * math.prod(place.shape) or place.offset + place.num_bytes > size:
+            raise ValueError(f"tensor '{name}' is cut off")
+    return places
+
+
 class TensorWriter:
     """Fills a safetensors file."""
 
@@ -94,11 +116,15 @@ class TensorFile:
     """A safetensors file, open for reading."""
 
     def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_RDONLY)
-        length = int.from_bytes(os.pread(self._handle, _LENGTH_BYTES, 0), "little")
-        table = json.loads(os.pread(self._handle, length, _LENGTH_BYTES))
-        table.pop("__metadata__", None)
-        self._path, self.places = path, _places(table, _LENGTH_BYTES + length)
+        self._path, self._handle = path, os.open(path, os.O_RDONLY)
+        try:
+            self.places = _read_places(self._handle)
+        except MALFORMED as error:
+            os.close(self._handle)
+            raise damaged("version file", path, error) from None
+        except BaseException:
+            os.close(self._handle)
+            raise
 
     def __enter__(self) -> TensorFile:
         return self
@@ -108,16 +134,33 @@ class TensorFile:
     ) -> None:
         os.close(self._handle)
 
-    def tensor(self, name: str) -> Array:
+    def tensor(self, name: str, crc32: int) -> Array:
+        """A tensor, its checksum verified."""
         place = self.places[name]
         values: Array = np.empty(place.shape, "<f4")
-        view, offset = values.reshape(-1).view(np.uint8).data, place.offset
+        data = values.reshape(-1).view(np.uint8).data
+        view, offset = data, place.offset
         while view:
             count = os.preadv(self._handle, [view], offset)
             if count == 0:
-                raise ServiceError(f"{self._path}: tensor '{name}' is cut off; restore the file from a copy")
+                raise damaged("version file", self._path, f"tensor '{name}' is cut off")
             view, offset = view[count:], offset + count
+        self._compare(name, zlib.crc32(data), crc32)
         return values
 
+    def verify(self, name: str, crc32: int) -> None:
+        """Read a tensor in pieces, and compare its checksum."""
+        place, crc = self.places[name], 0
+        for start in range(0, place.num_bytes, _PIECE_BYTES):
+            crc = zlib.crc32(self.read(place.offset + start, min(_PIECE_BYTES, place.num_bytes - start)), crc)
+        self._compare(name, crc, crc32)
+
+    def _compare(self, name: str, crc: int, expected: int) -> None:
+        if crc != expected:
+            raise damaged("version file", self._path, f"tensor '{name}' is not what was written")
+
     def read(self, offset: int, num_bytes: int) -> bytes:
-        return os.pread(self._handle, num_bytes, offset)
+        data = os.pread(self._handle, num_bytes, offset)
+        if len(data) < num_bytes:
+            raise damaged("version file", self._path, f"it ends before byte {offset + num_bytes}")
+        return data

@@ -1,19 +1,36 @@
-"""The versions of a run's model on disk: for each a safetensors file, its facts, and the strategy's tensors."""
+"""The versions of a run's model on disk: for each a safetensors file, its facts, and the strategy's tensors.
+
+Of the newest version there is also the answer to SealRound, should the coordinator ask for it again.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError
+
 from fedel.errors import UpdateRefused
-from fedel.files import TEMPORARY, open_atomic, write_atomic
+from fedel.files import TEMPORARY, open_atomic
 from fedel.roles.aggregator import Content
-from fedel.types import Array, Tensors
+from fedel.types import Array, ModelSpec, Tensors
+from fedel.v1.aggregator_pb2 import CommitRoundResponse, SealRoundResponse
+from fedel_aggregator.errors import MALFORMED, damaged
+from fedel_aggregator.private_files import FILE_MODE, make_folder, write_private
 from fedel_aggregator.tensor_file import Shapes, TensorFile, TensorWriter
+
+VERIFY_SECONDS = 60.0
+"""Downloads of a version have all its checksums verified once in this time, not every time."""
+_OWN_NAME = re.compile(r"(\d{6,})\.(json|safetensors|state\.safetensors|sealed\.pb)")
+"""Files with other names are not ours: they are ignored."""
 
 
 @dataclass(frozen=True)
@@ -26,83 +43,158 @@ class Meta:
     """The version in which each tensor got its current bits."""
     counted: dict[str, Content] = field(default_factory=dict)
     """The updates that made it, by client."""
-    sealed: dict[str, Any] = field(default_factory=dict)
-    """The answer to SealRound of the round that made it."""
     committed: dict[str, Any] = field(default_factory=dict)
-    """The answer to CommitRound."""
+    """The answer to CommitRound of the round that made it."""
+    state_crc32: dict[str, int] = field(default_factory=dict)
+    """Checksums of the strategy's own tensors."""
 
 
 class Versions:
-    """The versions of one run."""
+    """The versions of one run; ``spec`` has the tensors that are kept here."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        self._folder, self._spec = folder, spec
+        self._verifying = Lock()
+        self._verified: dict[int, float] = {}
+        """When all checksums of a version were last verified."""
+        make_folder(folder)
 
     def all(self) -> list[int]:
-        return sorted(int(path.stem) for path in self._folder.glob("[0-9]*.json"))
+        names = (_OWN_NAME.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(name[1]) for name in names if name and name[2] == "json")
 
     def path(self, version: int) -> Path:
         return self._folder / f"{version:06d}.safetensors"
 
-    def _meta_path(self, version: int) -> Path:
+    def meta_path(self, version: int) -> Path:
         return self._folder / f"{version:06d}.json"
 
     def _state_path(self, version: int) -> Path:
         return self._folder / f"{version:06d}.state.safetensors"
 
+    def _sealed_path(self, version: int) -> Path:
+        return self._folder / f"{version:06d}.sealed.pb"
+
     def meta(self, version: int) -> Meta:
+        path = self.meta_path(version)
         try:
-            table = json.loads(self._meta_path(version).read_text(encoding="utf-8"))
+            meta = _meta(json.loads(path.read_bytes()))
         except FileNotFoundError:
             raise self._missing(version) from None
-        table["counted"] = {client: Content(*entry) for client, entry in table["counted"].items()}
-        return Meta(**table)
+        except MALFORMED as error:
+            raise damaged("version file", path, f"it cannot be read ({error})") from None
+        if meta.version != version or meta.crc32.keys() != self._spec.by_name.keys():
+            raise damaged("version file", path, f"it is not of version {version} of this model")
+        return meta
 
     def open(self, version: int) -> TensorFile:
         try:
-            return TensorFile(self.path(version))
+            file = TensorFile(self.path(version))
         except FileNotFoundError:
+            if version in self.all():
+                raise damaged("version file", self.path(version), "it is missing") from None
             raise self._missing(version) from None
+        for tensor in self._spec.tensors:
+            place = file.places.get(tensor.name)
+            if place is None or place.shape != tensor.shape:
+                with file:
+                    raise damaged("version file", self.path(version), f"tensor '{tensor.name}' is missing")
+        return file
 
     def _missing(self, version: int) -> UpdateRefused:
         kept = ", ".join(map(str, self.all())) or "none"
         return UpdateRefused("unknown_version", f"version {version} is not kept here; these are: {kept}")
 
+    def verify(self, meta: Meta) -> None:
+        """Verify all checksums of a version, unless that was done a moment ago."""
+        with self._verifying:
+            last = self._verified.get(meta.version)
+            if last is not None and time.monotonic() - last < VERIFY_SECONDS:
+                return
+            with self.open(meta.version) as file:
+                for name, crc32 in meta.crc32.items():
+                    file.verify(name, crc32)
+            self._verified[meta.version] = time.monotonic()
+
     @contextmanager
     def write(self, version: int, shapes: Shapes) -> Iterator[TensorWriter]:
         """Write the tensors of a new version, which exists only after ``publish``."""
-        with open_atomic(self.path(version)) as file:
+        self._verified.pop(version, None)
+        with open_atomic(self.path(version), mode=FILE_MODE) as file:
             yield TensorWriter(file.fileno(), shapes)
 
-    def write_state(self, version: int, state: Tensors) -> None:
-        """Write the strategy's own tensors, if it has any."""
+    def write_state(self, version: int, state: Tensors) -> dict[str, int]:
+        """Write the strategy's own tensors, if it has any; returns their checksums."""
         if not state:
-            return
-        names = sorted(state)
-        with open_atomic(self._state_path(version)) as file:
-            writer = TensorWriter(file.fileno(), [(name, state[name].shape) for name in names])
-            for name in names:
-                writer.put(name, state[name])
-
-    def read_state(self, version: int) -> dict[str, Array]:
-        if not self._state_path(version).exists():
             return {}
-        with TensorFile(self._state_path(version)) as file:
-            return {name: file.tensor(name) for name in file.places}
+        names = sorted(state)
+        with open_atomic(self._state_path(version), mode=FILE_MODE) as file:
+            writer = TensorWriter(file.fileno(), [(name, state[name].shape) for name in names])
+            return {name: writer.put(name, state[name]) for name in names}
+
+    def read_state(self, meta: Meta) -> dict[str, Array]:
+        path = self._state_path(meta.version)
+        if not meta.state_crc32:
+            return {}
+        try:
+            file = TensorFile(path)
+        except FileNotFoundError:
+            raise damaged("version file", path, "it is missing") from None
+        with file:
+            if file.places.keys() != meta.state_crc32.keys():
+                raise damaged("version file", path, "it does not have the tensors that were written")
+            return {name: file.tensor(name, crc32) for name, crc32 in meta.state_crc32.items()}
+
+    def write_sealed(self, version: int, answer: SealRoundResponse) -> None:
+        write_private(self._sealed_path(version), answer.SerializeToString())
+
+    def sealed(self, version: int) -> SealRoundResponse:
+        """The answer to SealRound of the round that made the newest version."""
+        path = self._sealed_path(version)
+        try:
+            return SealRoundResponse.FromString(path.read_bytes())
+        except (FileNotFoundError, DecodeError) as error:
+            raise damaged("answer of a sealed round", path, f"it cannot be read ({error})") from None
+
+    def committed(self, meta: Meta) -> CommitRoundResponse:
+        try:
+            return ParseDict(meta.committed, CommitRoundResponse())
+        except (ParseError, *MALFORMED) as error:
+            path = self.meta_path(meta.version)
+            raise damaged("version file", path, f"its answer cannot be read ({error})") from None
 
     def publish(self, meta: Meta) -> None:
         """From here on the version, whose tensors are written, exists."""
-        write_atomic(self._meta_path(meta.version), json.dumps(asdict(meta)))
+        write_private(self.meta_path(meta.version), json.dumps(asdict(meta)))
 
     def delete(self, version: int) -> None:
         # The meta file first: a version without its tensors must never seem to exist.
-        for path in (self._meta_path(version), self._state_path(version), self.path(version)):
+        for path in (self.meta_path(version), self._state_path(version), self.path(version)):
             path.unlink(missing_ok=True)
+        self.forget_answer(version)
+        self._verified.pop(version, None)
+
+    def forget_answer(self, version: int) -> None:
+        """Only of the newest version is the answer asked for again."""
+        self._sealed_path(version).unlink(missing_ok=True)
 
     def clean(self) -> None:
         """Remove what a crash left unfinished."""
-        kept = {f"{version:06d}" for version in self.all()}
+        kept = set(self.all())
         for path in self._folder.iterdir():
-            if path.name.endswith(TEMPORARY) or path.name.split(".")[0] not in kept:
+            name = _OWN_NAME.fullmatch(path.name)
+            if path.name.endswith(TEMPORARY) or (name and int(name[1]) not in kept):
                 path.unlink()
+
+
+def _meta(table: dict[str, Any]) -> Meta:
+    """``MALFORMED`` if the table makes no sense."""
+    counted = {client: Content(*entry) for client, entry in table.pop("counted").items()}
+    meta = Meta(**table, counted=counted)
+    numbers: list[Mapping[str, object]] = [meta.crc32, meta.changed, meta.state_crc32]
+    numbers.append({client: content.round_num for client, content in counted.items()})
+    if any(type(number) is not int for table in numbers for number in table.values()):
+        raise ValueError("a number is missing")
+    if meta.crc32.keys() != meta.changed.keys():
+        raise ValueError("its tables have different tensors")
+    return meta

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
@@ -16,6 +17,7 @@ import grpc
 from grpc import aio
 
 from fedel import errors
+from fedel.roles.gate import MAX_NAME, clean
 from fedel.wire.streams import REASON
 from fedel_services.handlers import behaviour_of, with_behaviour
 
@@ -46,6 +48,8 @@ UPDATE_CODES: Mapping[str, grpc.StatusCode] = {
     "late": Code.FAILED_PRECONDITION,
     "early": Code.FAILED_PRECONDITION,
     "missing": Code.FAILED_PRECONDITION,
+    "empty": Code.FAILED_PRECONDITION,
+    "ended": Code.FAILED_PRECONDITION,
     "unplanned": Code.FAILED_PRECONDITION,
     "unknown_run": Code.NOT_FOUND,
     "unknown_version": Code.NOT_FOUND,
@@ -54,9 +58,16 @@ UPDATE_CODES: Mapping[str, grpc.StatusCode] = {
     "not_open": Code.UNAVAILABLE,
     "starting": Code.UNAVAILABLE,
     "idle": Code.DEADLINE_EXCEEDED,
+    "slow": Code.DEADLINE_EXCEEDED,
 }
 """``UpdateRefused`` brings its reason; one that is not here is the caller's mistake: INVALID_ARGUMENT."""
 DISK_FULL = Status(Code.RESOURCE_EXHAUSTED, "disk")
+NO_MEMORY = Status(Code.RESOURCE_EXHAUSTED, "memory")
+FILE_ERROR = Status(Code.UNAVAILABLE, "io")
+"""Other errors of the system: no permission, no descriptors, a bad disk. They pass, so callers try again."""
+UNFORESEEN = Status(Code.INTERNAL, "internal")
+TRACEBACK_SECONDS = 60.0
+"""An unforeseen error that comes again from the same place has its traceback in the log once in this time."""
 _CALL_FIELDS: ContextVar[dict[str, Any]] = ContextVar("call_fields")
 
 
@@ -71,24 +82,62 @@ async def refuse(
 
 def describe_call(**fields: Any) -> None:
     """Add fields (``run``, ``round``, ``client``) to the log line of this call, should it be refused."""
-    _CALL_FIELDS.get({}).update(fields)
+    shown = {key: clean(value, MAX_NAME) if isinstance(value, str) else value for key, value in fields.items()}
+    _CALL_FIELDS.get({}).update(shown)
+
+
+def _text(error: Exception, status: Status) -> str:
+    """What the caller is told; bounded and on one line, because it may quote what the caller sent."""
+    if isinstance(error, OSError):
+        file = f"'{error.filename}'" if error.filename else "a file"
+        cause = error.strerror or type(error).__name__
+        if status == DISK_FULL:
+            return clean(f"the server's disk is full ({file}: {cause}): free space there, then try again")
+        return clean(f"the server cannot use {file}: {cause}; mend that there, then try again")
+    if status == NO_MEMORY:
+        return "the server is out of memory: try again when it has less to do, or give it more"
+    if status == UNFORESEEN and not isinstance(error, errors.FedelError):
+        return clean(f"the server met an error that nobody foresaw ({type(error).__name__}); its log has more")
+    return clean(str(error))
+
+
+def _place(error: Exception) -> tuple[str, int]:
+    """File and line that raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return ("", 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
 class ErrorStatuses(aio.ServerInterceptor):
-    """Ends a call whose servicer raised a ``FedelError`` (or found the disk full) with the error's status."""
+    """Ends a call whose servicer raised an error with the error's status."""
 
     def __init__(self, own: Statuses | None = None) -> None:
         self._statuses = {**STATUSES, **(own or {})}
+        self._tracebacks: dict[tuple[str, int], float] = {}
+        """When the traceback of an unforeseen error was last logged, by the line that raised it."""
 
-    def status_of(self, error: Exception) -> Status | None:
-        """``None`` for an error that nobody foresaw: gRPC logs it and answers UNKNOWN."""
+    def status_of(self, error: Exception) -> Status:
+        if isinstance(error, errors.VersionRefused):
+            return Status(Code.FAILED_PRECONDITION, error.reason)
         if isinstance(error, errors.UpdateRefused):
             return Status(UPDATE_CODES.get(error.reason, Code.INVALID_ARGUMENT), error.reason)
         if isinstance(error, errors.FedelError):
             return next(self._statuses[kind] for kind in type(error).__mro__ if kind in self._statuses)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return DISK_FULL
-        return None
+        if isinstance(error, OSError):
+            return DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else FILE_ERROR
+        return NO_MEMORY if isinstance(error, MemoryError) else UNFORESEEN
+
+    def _log(self, error: Exception, status: Status, message: str, fields: Mapping[str, Any]) -> None:
+        extra = {"reason": status.reason, **fields}
+        if status != UNFORESEEN or isinstance(error, errors.FedelError):
+            log.warning("refused: %s", message, extra=extra)
+            return
+        place, now = _place(error), time.monotonic()
+        is_new = now - self._tracebacks.get(place, -TRACEBACK_SECONDS) >= TRACEBACK_SECONDS
+        if is_new:
+            self._tracebacks[place] = now
+        log.error("failed: %s", message, extra=extra, exc_info=error if is_new else None)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -103,14 +152,12 @@ class ErrorStatuses(aio.ServerInterceptor):
             _CALL_FIELDS.set(fields)
             try:
                 return await behaviour(request, context)
-            except (errors.FedelError, OSError) as error:
+            except aio.AbortError:
+                raise
+            except Exception as error:
                 status = self.status_of(error)
-                if status is None:
-                    raise
-                message = str(error)
-                if status == DISK_FULL:
-                    message = f"the server's disk is full ({error}): free space there, then try again"
-                log.warning("refused: %s", message, extra={"reason": status.reason, **fields})
+                message = _text(error, status)
+                self._log(error, status, message, fields)
                 await refuse(context, status.code, message, status.reason)
 
         return with_behaviour(handler, answer)

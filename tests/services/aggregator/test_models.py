@@ -167,7 +167,7 @@ async def test_healthy_after_loading(tmp_path):
 @asynchronous
 async def test_unavailable_while_loading(tmp_path):
     async with aggregator(tmp_path) as (stub, servicer):
-        servicer._loaded = False
+        servicer._runs.loaded = False
         assert ("UNAVAILABLE", "starting") == await refusal(fetch_model(stub, "run"))
 
 

@@ -157,7 +157,7 @@ async def test_sealed_during_an_upload(tmp_path):
         await seal(stub, 0)
         await call.done_writing()
         assert ("FAILED_PRECONDITION", "late") == await refusal(call.read())
-        assert {0} == set((await close(stub, 0)).num_clients)
+        assert [] == await seal(stub, 0)
 
 
 @asynchronous
@@ -306,9 +306,11 @@ async def test_repeated_seal_and_commit(tmp_path):
 
 
 @asynchronous
-async def test_round_without_updates(tmp_path):
+async def test_no_version_of_nothing(tmp_path):
     async with aggregator(tmp_path) as (stub, _):
         await create(stub)
-        answer = await close(stub, 0)
-        assert (1, {0.0}) == (answer.version, set(answer.global_importance))
-        assert bits(first_model()) == bits((await fetch_model(stub, "run")).tensors)
+        assert ("FAILED_PRECONDITION", "empty") == await refusal(close(stub, 0))
+        assert 0 == (await fetch_model(stub, "run")).version
+        await open_round(stub, 0)
+        await send(stub, make_update("a"))
+        assert 1 == (await close(stub, 0)).version

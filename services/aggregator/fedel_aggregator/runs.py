@@ -1,0 +1,165 @@
+"""All runs of a data directory, by name. One that is damaged is set aside; the others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+from urllib.parse import unquote
+
+from fedel_services.threads import in_thread
+
+from fedel.errors import FedelError, UpdateRefused
+from fedel.files import safe_name
+from fedel.roles.gate import objection_to_name
+from fedel.v1.aggregator_pb2 import ModelHeader
+from fedel_aggregator.errors import Damaged
+from fedel_aggregator.first_model import FirstModel
+from fedel_aggregator.private_files import make_folder
+from fedel_aggregator.recycled_files import RecycledFiles
+from fedel_aggregator.run import ShardRun
+from fedel_aggregator.run_header import HEADER_FILE
+
+log = logging.getLogger("fedel.aggregator")
+T = TypeVar("T")
+P = ParamSpec("P")
+RETRY_SECONDS = 10.0
+"""How long a run stays set aside before it is loaded again: its file may have been restored."""
+
+
+@dataclass(frozen=True)
+class _SetAside:
+    """A run that cannot be used."""
+
+    folder: Path
+    why: str
+    since: float
+
+
+class Runs:
+    """Used on the event loop, but for ``load``."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "runs"
+        self._recycled = RecycledFiles(data_dir / "spare")
+        self._runs: dict[str, ShardRun] = {}
+        self._set_aside: dict[str, _SetAside] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.loaded = False
+
+    def load(self) -> None:
+        """Continue every run where it was, and fold again what had been acknowledged."""
+        make_folder(self._folder)
+        for folder in sorted(self._folder.iterdir()):
+            self._enter(self._read(folder))
+        self.loaded = True
+
+    def _read(self, folder: Path, verify: bool = False) -> ShardRun | _SetAside | None:
+        """The run in a folder; ``None`` if there is none."""
+        try:
+            return ShardRun(folder, self._recycled, verify=verify) if _is_run(folder) else None
+        except (FedelError, OSError) as error:
+            return _SetAside(folder, str(error), time.monotonic())
+        except Exception as error:
+            log.exception("a run cannot be loaded", extra={"run": unquote(folder.name)})
+            why = f"{folder}: it cannot be loaded ({type(error).__name__}: {error}); restore it from a copy"
+            return _SetAside(folder, why, time.monotonic())
+
+    def _enter(self, read: ShardRun | _SetAside | None) -> None:
+        if read is None:
+            return
+        if isinstance(read, _SetAside):
+            name = unquote(read.folder.name)
+            self._runs.pop(name, None)
+            self._set_aside[name] = read
+            log.error("the run is set aside, the others are served: %s", read.why, extra={"run": name})
+            return
+        self._set_aside.pop(read.name, None)
+        self._runs[read.name] = read
+        fields = {"run": read.name, "round": read.version, "num_updates": len(read.round.clients)}
+        log.info("loaded a run", extra=fields)
+
+    def all(self) -> list[ShardRun]:
+        """Those that are served."""
+        return list(self._runs.values())
+
+    def set_aside(self, name: str, error: Damaged) -> None:
+        """Serve a run no more, because one of its files is damaged."""
+        if name in self._runs:
+            self._enter(_SetAside(self._folder / safe_name(name), str(error), time.monotonic()))
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """Held while a thread works on a run, and while its first model is received."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def check(self, name: str) -> None:
+        """Refuse calls while the runs are being loaded, and names that are none."""
+        if not self.loaded:
+            raise UpdateRefused("starting", "the aggregator is still loading its runs: try again in a moment")
+        if objection := objection_to_name(name, "name of the run"):
+            raise UpdateRefused("header", objection)
+
+    async def find(self, name: str) -> ShardRun:
+        """A run; one that was set aside is looked at again now and then."""
+        self.check(name)
+        if self._may_be_mended(name):
+            async with self.lock(name):
+                # Another call may have looked while this one waited.
+                if aside := self._may_be_mended(name):
+                    read = await in_thread(self._read, aside.folder, True)
+                    del self._set_aside[name]
+                    self._enter(read)
+        return self._current(name)
+
+    def _may_be_mended(self, name: str) -> _SetAside | None:
+        """A run that was set aside, if it is time to look at it again."""
+        aside = self._set_aside.get(name)
+        return aside if aside and time.monotonic() - aside.since >= RETRY_SECONDS else None
+
+    def _current(self, name: str) -> ShardRun:
+        if name in self._set_aside:
+            raise Damaged(f"run '{name}' is set aside: {self._set_aside[name].why}")
+        try:
+            return self._runs[name]
+        except KeyError:
+            known = ", ".join(sorted(self._runs)) or "none"
+            raise UpdateRefused("unknown_run", f"there is no run '{name}' here; there are: {known}") from None
+
+    async def use(
+        self, name: str, method: Callable[Concatenate[ShardRun, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a run's method in a thread, while nobody else works on the run."""
+        await self.find(name)
+        async with self.lock(name):
+            # It may have been set aside, and loaded again, while this call waited.
+            run = self._current(name)
+            try:
+                return await in_thread(lambda: method(run, *args, **kwargs))
+            except Damaged as error:
+                self.set_aside(name, error)
+                raise
+
+    async def first_model(self, header: ModelHeader) -> FirstModel | None:
+        """Where to put a run's first model; ``None`` if the same run exists already. Needs the run's lock."""
+        name, folder = header.run, self._folder / safe_name(header.run)
+        if name not in self._runs and name not in self._set_aside:
+            # It may be there: if its call was cancelled when all was written.
+            self._enter(await in_thread(self._read, folder))
+        if name not in self._runs and name not in self._set_aside:
+            return await in_thread(FirstModel, folder, header, self._recycled)
+        if self._current(name).header != header:
+            raise UpdateRefused("conflict", f"run '{name}' exists with another model: rename the new run")
+        return None
+
+    async def finish(self, model: FirstModel) -> None:
+        """Make the run of a first model that is complete. Needs the run's lock."""
+        self._enter(await in_thread(model.finish))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is a run's; one whose creation did not end has no header and no later version."""
+    return (folder / HEADER_FILE).exists() or any((folder / "versions").glob("[0-9]*[1-9]*.json"))
