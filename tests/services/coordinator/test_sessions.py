@@ -197,7 +197,7 @@ async def test_a_client_that_left_may_come_back(tmp_path: Path) -> None:
 @asynchronous
 async def test_a_silent_client_gets_no_more_tasks(tmp_path: Path) -> None:
     now = [100.0]
-    async with Federation(tmp_path) as federation:
+    async with Federation(tmp_path, silent_heartbeats=3.0) as federation:
         await federation.stop_coordinator()
         await federation.start_coordinator(monotonic=lambda: now[0])
         await federation.create(run_config(evaluate_every=0))
@@ -220,7 +220,7 @@ async def test_a_silent_client_gets_no_more_tasks(tmp_path: Path) -> None:
 @asynchronous
 async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_path: Path) -> None:
     now = [100.0]
-    async with Federation(tmp_path) as federation:
+    async with Federation(tmp_path, silent_heartbeats=3.0) as federation:
         await federation.stop_coordinator()
         await federation.start_coordinator(monotonic=lambda: now[0])
         await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))
