@@ -239,3 +239,17 @@ def check_plan(engine: RoundEngine, effects: list[ev.Effect]) -> None:
             task_to_pb(effect.task, "r", SPEC, 0, -1, effect.memory, effect.deadline_seconds)
         if isinstance(effect, ev.Open):
             assert [participant_to_pb(each) for each in effect.participants]
+
+
+def test_the_steps_of_a_client_with_very_many_samples_can_be_sent() -> None:
+    """By epochs, where a method may add steps to those of a fast client."""
+    work = {"num_steps": 0, "num_epochs": 5, "batch_size": 1}
+    table = {"strategy": {"name": "pyramidfl"}, "rounds": {"evaluate_every": 0}, "work": work}
+    engine = RoundEngine(RoundPlanner(RunConfig.parse(table), SPEC))
+    state = RunState()
+    for name, num_samples in (("a", 1), ("b", 10**9)):
+        state, _ = engine.apply(state, ev.Joined(Member(name, num_samples, GOOD, "fake")), 0.0)
+    state, effects = engine.apply(state, ev.Tick(), 0.0)
+    check_plan(engine, effects)
+    assert state.open is not None
+    assert state.open.plan.deadline_seconds == engine.run.rounds.max_deadline_seconds
