@@ -152,6 +152,7 @@ def test_one_traceback_for_the_same_error(method, caplog):
                     await call(channel, method, b"Bug")
         await server.stop(None)
 
+    caplog.set_level("ERROR", "fedel_services.errors")
     asyncio.run(scenario())
     assert (5, 1) == (caplog.text.count("nobody foresaw"), caplog.text.count("Traceback"))
 
@@ -175,6 +176,7 @@ def test_long_texts_are_cut(caplog):
         await server.stop(None)
         return caught.value
 
+    caplog.set_level("WARNING", "fedel_services.errors")
     error = asyncio.run(scenario())
     assert ("NOT_FOUND", "unknown_run") == (error.code().name, reason_of(error))
     [record] = [record for record in caplog.records if record.name == "fedel_services.errors"]

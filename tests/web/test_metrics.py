@@ -17,9 +17,11 @@ from fedel.records import RoundRecord
 from fedel.report.runs import load
 from fedel.strategies import build
 from fedel.telemetry import MAX_CLIENTS, CoordinatorMetrics
-from fedel.types import Memory, Task, Tensors, Update
+from fedel.types import Memory, Participant, Task, Tensors, Update
+from fedel.v1.aggregator_pb2 import OpenRoundRequest
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.wire.channel import connect
+from fedel.wire.codec import participant_to_pb
 from fedel.wire.payload import pack
 from fedel.wire.streams import fetch_model, model_header, push_model, push_update
 from tests.report.fakes import client_record, round_record
@@ -166,7 +168,9 @@ async def test_an_aggregator_counts_uploads_bytes_and_refusals(tmp_path: Path) -
         model = initial_model()
         await push_model(stub, model_header(RUN, {"name": "fedavg"}, SPEC), model)
         update = update_of(trainer, model)
-        payload = pack(update.patches)
+        payload, report = pack(update.patches), update.report
+        planned = Participant(report.client, 0, report.num_samples, report.num_steps, report.effective_steps)
+        await stub.OpenRound(OpenRoundRequest(run=RUN, participants=[participant_to_pb(planned)]))
         await push_update(stub, RUN, update.report, payload)
         await push_update(stub, RUN, update.report, payload)
         with pytest.raises(aio.AioRpcError):
