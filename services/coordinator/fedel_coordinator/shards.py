@@ -154,7 +154,7 @@ class Shards:
         try:
             answer = await retrying(lambda: call(shard), retried=passes, on_failure=on_failure, backoff=backoff)
         except aio.AioRpcError as error:
-            raise ServiceError(_refusal(address, error)) from error
+            raise ServiceError(refusal(address, error)) from error
         if backoff.failures:
             outages.show("")
         return answer
@@ -170,7 +170,7 @@ def _trouble(error: Exception) -> str:
     return f"does not answer as it should ({code}: {clean(describe(error), MAX_REASON)})"
 
 
-def _refusal(address: str, error: aio.AioRpcError) -> str:
+def refusal(address: str, error: aio.AioRpcError) -> str:
     reason, text = reason_of(error), clean(describe(error), MAX_REASON)
     hint = ""
     if error.code() is grpc.StatusCode.NOT_FOUND:

@@ -9,11 +9,12 @@ import grpc
 import pytest
 from fedel_coordinator.record_keeping import over_budget
 from fedel_coordinator.sessions import Device, Sessions
-from fedel_coordinator.shards import passes
+from fedel_coordinator.shards import passes, refusal
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from fedel.telemetry import MAX_DEVICE_TYPES, CoordinatorMetrics
+from fedel.wire.streams import REASON
 from tests.services.coordinator.test_watch import ENTRY, RECORD
 
 
@@ -55,3 +56,12 @@ def test_most_clients_over_budget_is_worth_a_warning() -> None:
     over = replace(ENTRY, over_budget=True)
     assert "" == over_budget(replace(RECORD, clients=(over, ENTRY)))
     assert "2 of 3 clients are over budget" in over_budget(replace(RECORD, clients=(over, over, ENTRY)))
+
+
+def test_a_model_that_is_not_finite_is_called_divergence() -> None:
+    trailing = aio.Metadata((REASON, "not_finite"))
+    error = aio.AioRpcError(
+        grpc.StatusCode.FAILED_PRECONDITION, aio.Metadata(), trailing, details="tensor 'w' is NaN"
+    )
+    told = refusal("a:1", error)
+    assert "tensor 'w' is NaN; training diverged: stop the run and start another with a lower work.lr" in told
