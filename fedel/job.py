@@ -19,7 +19,8 @@ class Budget:
     """T_th: how long one training step may take."""
 
     policy: str = "fastest"
-    """``fastest`` device, ``percentile`` of devices, ``share`` of the fastest device, or ``fixed`` seconds."""
+    """``fastest`` device, ``percentile`` of devices, ``share`` of the fastest device, or ``fixed`` seconds. Of
+    three or more devices, one that is ten times faster than the median is not taken for the fastest."""
     value: float = 0.0
     """The percentile, share or seconds, if the policy needs one."""
 
@@ -41,6 +42,10 @@ class Rounds:
     """Deadline of a round, as a multiple of T_th times the local steps."""
     deadline_floor_seconds: float = 60.0
     """Minimum deadline: small models spend more time in transfers than in training."""
+    max_deadline_seconds: float = 86_400.0
+    """Maximum deadline: whatever clients say about themselves, no round waits longer."""
+    max_repeats: int = 3
+    """A round with too few updates starts its deadline again this often; then the run pauses."""
     max_samples: int = 1_000_000
     """A client counts at most this many samples, where a method weights clients by their samples."""
     late: str = "refuse"
@@ -55,10 +60,10 @@ class Rounds:
     def __post_init__(self) -> None:
         if self.late not in LATE_POLICIES:
             raise ValueError(f"late = {self.late!r} is not one of: {', '.join(LATE_POLICIES)}")
-        if self.num_rounds < 1 or self.over_select < 1 or self.max_samples < 1 or self.deadline_factor <= 0:
-            raise ValueError(
-                "num_rounds, over_select and max_samples must be at least 1, and deadline_factor above 0"
-            )
+        if min(self.num_rounds, self.over_select, self.max_samples, self.max_repeats) < 1:
+            raise ValueError("num_rounds, over_select, max_samples and max_repeats must be at least 1")
+        if self.deadline_factor <= 0 or self.max_deadline_seconds <= 0:
+            raise ValueError("deadline_factor and max_deadline_seconds must be above 0")
 
 
 @dataclass(frozen=True)

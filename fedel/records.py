@@ -113,6 +113,8 @@ class RoundRecord:
     """Seconds the simulation of the round took on this machine."""
     epsilon: float | None = None
     """Privacy that a client has spent if it took part in every round so far; ``None`` without noise."""
+    trouble: str = ""
+    """Why the record is incomplete, if it is."""
 
     @property
     def tested(self) -> bool:

@@ -21,8 +21,11 @@ PHASES = ("wait", "download", "train", "upload", "fold", "commit", "evaluate")
 OVER_BUDGET_RATIO = 0.2
 """A client whose training took longer than T_th by more than this share is over budget."""
 UPLOAD_OUTCOMES = ("accepted", "duplicate", "refused", "broken")
-MESSAGE_REFUSALS = ("superseded", "unknown_run", "join", "done")
-"""Why a coordinator refuses a message: a second session, a wrong model, a report of another's task."""
+MAX_DEVICE_TYPES = 50
+"""At most this many device types have a histogram of their own; the rest shares one."""
+MESSAGE_REFUSALS = ("superseded", "unknown_run", "join", "done", "progress", "evaluation", "session")
+"""Why a coordinator refuses a message: a second session, a run that it does not have; a join, report, progress
+or test that cannot be true; a session that sends too much."""
 ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token", "secret", "early", "rate")
 """Why a call is refused: no identity, an expired or revoked certificate, a missing right, a wrong name, a token
 or secret that is not right, a certificate that is not due for renewal, too many calls."""
@@ -210,6 +213,13 @@ class CoordinatorMetrics:
             if isinstance(metric, MetricWrapperBase) and "run" in metric._labelnames
         ]
         self._labelled: dict[str, set[str]] = {}
+        self._device_types: set[str] = set()
+
+    def device_label(self, device_type: str) -> str:
+        """The label of a device type; agents choose its name, so there is a limit to them."""
+        if len(self._device_types) < MAX_DEVICE_TYPES:
+            self._device_types.add(device_type)
+        return (device_type or "unknown") if device_type in self._device_types else "other"
 
     def labelled(self, run: str, client: str) -> bool:
         """Whether the client has its own time series; the first thousand clients of a run do."""
@@ -248,7 +258,7 @@ class CoordinatorMetrics:
 
     def _observe_client(self, run: str, entry: ClientRecord, model_bytes: int) -> None:
         if entry.deviation is not None:
-            self.deviation.labels(run, entry.device_type or "unknown").observe(entry.deviation)
+            self.deviation.labels(run, self.device_label(entry.device_type)).observe(entry.deviation)
         for direction, num_bytes in (("up", entry.bytes_up), ("down", entry.bytes_down)):
             self.bytes_sent.labels(run, direction).inc(num_bytes)
             self.bytes_saved.labels(run, direction).inc(max(0, model_bytes - num_bytes))

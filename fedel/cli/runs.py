@@ -12,12 +12,14 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedel.cli.certs import add_certs
 from fedel.cli.screen import PHASES, Screen
-from fedel.cli.submit import control, follow, list_runs
+from fedel.cli.submit import control, follow, list_runs, look
 from fedel.errors import ConfigError
 from fedel.report import runs as run_directories
+from fedel.roles.gate import clean
 from fedel.security.tls import Tls
 from fedel.v1 import coordinator_pb2 as pb
 
@@ -47,6 +49,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     runs.add_argument("action", nargs="?", choices=["list", *ACTIONS], default="list")
     runs.add_argument("name", nargs="?", default="", help="name of the run")
+    runs.add_argument("--now", action="store_true", help="with stop: give the open round up")
     runs.add_argument("--coordinator", default="", metavar="HOST:PORT", help=f"a federation, such as {ADDRESS}")
     add_certs(runs)
     runs.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs on this machine")
@@ -67,14 +70,19 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.name:
         raise ConfigError(f"`fedel runs {arguments.action}` needs the name of a run; `fedel runs` lists them")
     address = arguments.coordinator or ADDRESS
-    status = asyncio.run(control(address, arguments.name, ACTIONS[arguments.action], tls))
-    print(json.dumps(MessageToDict(status)) if arguments.json else f"{status.run}: {PHASES.get(status.phase)}")
+    action = ACTIONS[arguments.action]
+    if arguments.now:
+        if action != pb.RUN_ACTION_STOP:
+            raise ConfigError(f"--now goes with `fedel runs stop`, not with {arguments.action}")
+        action = pb.RUN_ACTION_STOP_NOW
+    status = asyncio.run(control(address, arguments.name, action, tls))
+    said = f"{status.run}: {PHASES.get(status.phase)}" + (f", {status.message}" if status.message else "")
+    print(json.dumps(MessageToDict(status)) if arguments.json else clean(said))
     return 0
 
 
 def show_status(arguments: argparse.Namespace) -> int:
-    console = Console()
-    status = asyncio.run(_status(arguments, console))
+    status = asyncio.run(_status(arguments, Console()))
     if arguments.json:
         print(json.dumps(MessageToDict(status, preserving_proto_field_name=True)))
     return 0
@@ -82,19 +90,16 @@ def show_status(arguments: argparse.Namespace) -> int:
 
 async def _status(arguments: argparse.Namespace, console: Console) -> pb.RunStatus:
     tls = Tls.of_user(arguments.certs)
-    known = await list_runs(arguments.coordinator, tls)
-    chosen = [s for s in known if arguments.name in ("", s.run)]
-    if not chosen:
-        names = ", ".join(s.run for s in known) or "none"
-        raise ConfigError(f"{arguments.coordinator} has no run '{arguments.name}'; choose one of: {names}")
+    status = await look(arguments.coordinator, arguments.name, tls)
     if arguments.json:
-        return chosen[0]
-    num_blocks = max((c.window.front_block for c in chosen[0].clients), default=1)
-    with Screen(console, num_blocks) as screen:
-        if arguments.follow:
-            return await follow(arguments.coordinator, chosen[0].run, screen.show, tls)
-        screen.show(chosen[0])
-    return chosen[0]
+        return status
+    num_blocks = max((c.window.front_block for c in status.clients), default=1)
+    screen = Screen(console, num_blocks)
+    if not arguments.follow:
+        screen.print(status)
+        return status
+    with screen:
+        return await follow(arguments.coordinator, status.run, screen.show, tls)
 
 
 async def _listed(address: str, tls: Tls) -> list[dict[str, Any]]:
@@ -104,8 +109,9 @@ async def _listed(address: str, tls: Tls) -> list[dict[str, Any]]:
             "strategy": json.loads(s.config_json).get("strategy", {}).get("name", "?"),
             "phase": PHASES.get(s.phase, "?"),
             "rounds": f"{s.round_num}/{s.num_rounds}",
-            "clients": sum(c.connected for c in s.clients),
+            "clients": s.num_connected,
             "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(s.created_at)),
+            "message": s.message,
         }
         for s in await list_runs(address, tls)
     ]
@@ -138,7 +144,8 @@ def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for column in rows[0]:
-        table.add_column(column, no_wrap=True)
+        # Names stay whole, so that they can be copied; a message takes the lines that it needs.
+        table.add_column(column, no_wrap=column != "message", overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row.values()))
+        table.add_row(*(Text(clean(str(cell))) for cell in row.values()))
     Console().print(table)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedel.records import RoundRecord
+from fedel.roles.gate import clean
 from fedel.v1 import coordinator_pb2 as pb
 
 PHASES = {
@@ -22,6 +23,10 @@ PHASES = {
     pb.RUN_PHASE_FAILED: "failed",
 }
 MAX_ROWS = 20
+MAX_CELL, NARROW_CELL = 40, 10
+"""Letters of a name in the table, on a wide screen and on a narrow one, which shows no device types."""
+WIDE = 120
+MAX_TROUBLES = 3
 
 
 def bar(end: int, front: int, num_blocks: int) -> str:
@@ -36,7 +41,7 @@ def bar(end: int, front: int, num_blocks: int) -> str:
 
 
 def megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.2f} MB" if num_bytes else "-"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes else "-"
 
 
 def against(seconds: float, budget: float) -> str:
@@ -57,6 +62,7 @@ class Screen:
         self._console = console
         self._num_blocks = num_blocks
         self._rounds: list[RoundRecord] = []
+        self._message = ""
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Screen:
@@ -77,28 +83,45 @@ class Screen:
             self._live.update(self._table(status), refresh=True)
             return
         for record in new:
-            self._console.print(_line(record, status.num_rounds), highlight=False, soft_wrap=True)
+            self._say(_line(record, status.num_rounds))
+            for trouble in troubles(record):
+                self._say(f"  {trouble}")
+        if status.message != self._message:
+            self._message = status.message
+            if status.message:
+                self._say(f"{PHASES.get(status.phase, '')}: {status.message}")
+
+    def print(self, status: pb.RunStatus) -> None:
+        """The table once, also where there is no terminal."""
+        self._rounds += [RoundRecord.from_json(line) for line in status.rounds_json[-1:]]
+        self._console.print(self._table(status))
+
+    def _say(self, line: str) -> None:
+        """One line, however long: a script reads it."""
+        self._console.print(Text(clean(line)), soft_wrap=True)
 
     def _table(self, status: pb.RunStatus) -> Group:
         done = self._rounds[-1] if self._rounds else None
         strategy = json.loads(status.config_json).get("strategy", {}).get("name", "")
         head = Text.assemble(
-            (f"{status.run}", "bold"),
+            (clean(status.run), "bold"),
             f"  {strategy}  round {min(status.round_num + 1, status.num_rounds)} of {status.num_rounds}"
-            f"  {status.round_phase or PHASES.get(status.phase, '')}"
+            f"  {PHASES.get(status.phase, '')}, {status.round_phase}"
             f"  T_th {1000 * status.budget_seconds:.1f} ms per step",
         )
         if status.message:
-            head.append(f"\n{status.message}", style="yellow")
+            head.append(f"\n{clean(status.message)}", style="yellow")
         table = Table(box=None, pad_edge=False)
-        for column in ("client", "device", "phase", "window", "training time (against T_th)", "up", "down"):
+        wide = self._console.width >= WIDE
+        most = MAX_CELL if wide else NARROW_CELL
+        for column in ("client", *["device"] * wide, "phase", "window", "train (T_th)", "up", "down"):
             table.add_column(column, no_wrap=True)
         for client in status.clients[:MAX_ROWS]:
             window = client.window
             table.add_row(
-                client.client,
-                client.device_type,
-                client.phase if client.connected else "away",
+                Text(clean(client.client, most)),
+                *[Text(clean(client.device_type, most))] * wide,
+                Text(clean(client.phase, most) if client.connected else "away"),
                 bar(window.end_block, window.front_block, self._num_blocks),
                 against(client.train_seconds, client.budget_seconds),
                 megabytes(client.bytes_up),
@@ -106,9 +129,18 @@ class Screen:
                 style=None if client.connected else "dim",
             )
         foot = Text(_line(done, status.num_rounds) if done else "no round is closed yet", style="dim")
+        for trouble in troubles(done) if done else ():
+            foot.append(f"\n{clean(trouble)}")
         if len(status.clients) > MAX_ROWS:
             foot.append(f"\nand {len(status.clients) - MAX_ROWS} more clients")
         return Group(head, table, foot)
+
+
+def troubles(record: RoundRecord) -> list[str]:
+    """What went wrong in a round, for people: the first few clients whose update did not count, and why."""
+    found = [f"client '{client}': {why}" for client, why in sorted(record.refused.items())]
+    more = [f"and {len(found) - MAX_TROUBLES} more clients"] if len(found) > MAX_TROUBLES else []
+    return ([record.trouble] if record.trouble else []) + found[:MAX_TROUBLES] + more
 
 
 def _line(record: RoundRecord, num_rounds: int) -> str:

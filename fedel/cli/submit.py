@@ -24,6 +24,7 @@ from fedel.wire.channel import connect
 from fedel.wire.codec import spec_to_pb
 from fedel.wire.retry import Backoff, describe, retrying
 from fedel.wire.streams import fetch_model, model_header, push_model
+from fedel.wire.watch import whole
 
 T = TypeVar("T")
 
@@ -57,9 +58,8 @@ async def follow(
         async def watch() -> None:
             nonlocal status, seen
             skip = seen
-            async for answer in stub.WatchRun(pb.WatchRunRequest(run=run)):
+            async for status in whole(stub.WatchRun(pb.WatchRunRequest(run=run))):
                 backoff.reset()
-                status = answer.status
                 # After a restart the coordinator sends all rounds again; show those that are new.
                 fresh = list(status.rounds_json)
                 again, skip = fresh[:skip], max(0, skip - len(fresh))
@@ -84,9 +84,26 @@ async def control(
 
 
 async def list_runs(address: str, tls: Tls | None = None) -> list[pb.RunStatus]:
+    """All runs, newest first, without their clients."""
+    runs: list[pb.RunStatus] = []
     async with connect(address, tls) as channel:
         stub = CoordinatorServiceStub(channel)
-        return list((await _answer_of(address, stub.ListRuns(pb.ListRunsRequest()))).runs)
+        while True:
+            page = await _answer_of(address, stub.ListRuns(pb.ListRunsRequest(offset=len(runs))))
+            runs += page.runs
+            if not page.more:
+                return runs
+
+
+async def look(address: str, run: str, tls: Tls | None = None) -> pb.RunStatus:
+    """One run with its clients; without a name the newest."""
+
+    async def first() -> pb.RunStatus:
+        async with connect(address, tls) as channel:
+            statuses = whole(CoordinatorServiceStub(channel).WatchRun(pb.WatchRunRequest(run=run)))
+            return await anext(statuses)
+
+    return await _answer_of(address, first())
 
 
 async def save_model(address: str, run: str, path: Path, tls: Tls | None = None) -> None:

@@ -12,6 +12,7 @@ reach, and no further.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Sequence
 
 from fedel.errors import ConfigError
@@ -21,6 +22,9 @@ SLACK = 1e-9
 """The one tolerance against rounding. The fastest device's whole step *is* T_th, so sums of the same seconds
 are compared with each other all the time; adding n of them in another order changes the result by at most
 n * 1e-16 of it. 1e-9 covers a million tensors, and no device is timed that precisely."""
+
+OUTLIER = 10.0
+"""A device more than this many times faster than the median is not believed to be the fastest."""
 
 SCOPES = ("backward", "train")
 """What counts against T_th: only the backward pass, as in the paper's simulation, or the whole step."""
@@ -133,6 +137,19 @@ def independent_updates(tensors: Sequence[TensorTime]) -> list[float]:
     ]
 
 
+def fastest_seconds(seconds: Sequence[float]) -> float:
+    """The least of the sorted seconds, those below a tenth of the median of three or more left out.
+
+    Devices of one fleet differ by less than that, so such a figure is a wrong measurement or a lie, and it
+    would take the work of everyone else away.
+
+    >>> fastest_seconds([1.0, 2.0, 4.0]), fastest_seconds([0.004, 2.0, 4.0]), fastest_seconds([0.004, 4.0])
+    (1.0, 2.0, 0.004)
+    """
+    least = statistics.median(seconds) / OUTLIER if len(seconds) >= 3 else 0.0
+    return next(each for each in seconds if each >= least)
+
+
 def budget(
     profiles: Sequence[TimingProfile],
     policy: str = "fastest",
@@ -143,7 +160,8 @@ def budget(
     """T_th of one step: how long the reference device takes for the whole model.
 
     ``fastest`` takes the fastest device; ``percentile`` the device that ``value`` percent are as fast as;
-    ``fixed`` is ``value`` seconds; ``share`` is ``value`` times the fastest device.
+    ``fixed`` is ``value`` seconds; ``share`` is ``value`` times the fastest device. A device that cannot be
+    that fast (``fastest_seconds``) does not count as the fastest.
     """
     if policy == "fixed":
         if value <= 0:
@@ -153,9 +171,9 @@ def budget(
         raise ConfigError(f"budget policy '{policy}' needs at least one client with a timing profile")
     seconds = sorted(full_step(p, exit_each).total(scope) for p in profiles)
     if policy == "fastest":
-        return seconds[0]
+        return fastest_seconds(seconds)
     if policy == "share":
-        return seconds[0] * value
+        return fastest_seconds(seconds) * value
     if policy == "percentile" and 0 <= value <= 100:
         return seconds[max(0, math.ceil(value / 100 * len(seconds)) - 1)]
     raise ConfigError(

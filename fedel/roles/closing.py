@@ -1,60 +1,40 @@
-"""The engine's rules from the seal of a round to its record: commit, test, close."""
+"""The engine's rules from the answer to the seal of a round to its record: commit, test, close."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from fedel.core.timing import full_step
+from fedel.records import RoundRecord
 from fedel.roles import events as ev
-from fedel.roles.planner import RoundPlanner
-from fedel.roles.recorder import round_record
+from fedel.roles.gate_session import objection_to_score
+from fedel.roles.recorder import bare_record, round_record
+from fedel.roles.repeating import RepeatingTurn
 from fedel.roles.run_state import (
     COMMITTED,
     FAILED,
     SEALED,
-    STOPPED,
     Evaluation,
     OpenRound,
     PreviousRound,
-    RunState,
 )
-from fedel.roles.turn import Turn
-from fedel.types import Task
 
 
-class ClosingTurn(Turn):
-    def __init__(self, planner: RoundPlanner, tests_itself: bool, state: RunState, now: float) -> None:
-        super().__init__(state, now)
-        self.planner = planner
-        self.rounds = planner.run.rounds
-        self._tests_itself = tests_itself
-
-    def open_shards(self) -> None:
-        """Name the clients of the open round to the aggregators: they take updates of nobody else."""
-        open_round, state = self.state.open, self.state
-        assert open_round is not None
-        late = [t for t in state.previous.tasks.values() if self._may_be_late(t)]
-        participants = tuple(
-            self.planner.participant(task, state.members[task.client].num_samples)
-            for task in (*open_round.plan.tasks, *late)
-            if task.client in state.members
-        )
-        self.do(ev.Open(open_round.round_num, participants))
-
-    def _may_be_late(self, task: Task) -> bool:
-        """Whether the client's update of the round before would still count, in the open round."""
-        handover = self.state.handover
-        is_before = task.round_num == handover.round_num - 1
-        return (
-            self.rounds.late == "next" and is_before and handover.accepted_round(task.client) < task.round_num
-        )
-
+class ClosingTurn(RepeatingTurn):
     def sealed(self, event: ev.Sealed) -> None:
+        """Commit the updates that are there: to say that a task is done is not to have sent an update."""
         open_round = self.state.open
-        if open_round is not None and self.is_at(open_round, SEALED, event.round_num):
-            self.set_open(replace(open_round, reports=event.reports))
-            clients = tuple(report.client for report in event.reports)
-            self.do(ev.Commit(event.round_num, clients))
+        if open_round is None or not self.is_at(open_round, SEALED, event.round_num):
+            return None
+        if event.attempt != open_round.seals:
+            return None
+        planned = {(each.client, each.round_num) for each in self.participants()}
+        held = tuple(report for report in event.reports if (report.client, report.round_num) in planned)
+        lost = {**open_round.lost, **self.without_update(held)}
+        if not event.final and len(held) < self.min_reports:
+            return self.reopen(held, lost)
+        self.set_open(replace(open_round, reports=held, lost=lost))
+        return self.do(ev.Commit(event.round_num, tuple(report.client for report in held)))
 
     def committed(self, event: ev.Committed) -> None:
         open_round, state = self.state.open, self.state
@@ -66,7 +46,7 @@ class ClosingTurn(Turn):
                 f"the aggregators made version {event.version} of round {event.round_num}: they hold another"
                 " run of this name; create the run under a new name",
             )
-        record = round_record(self.planner, state, event, self.now)
+        record = self._record(event)
         importance = {t.name: event.global_importance.get(t.name, 0.0) for t in self.planner.spec.tensors}
         handover = state.handover.after(open_round.plan, open_round.reports, importance)
         previous = PreviousRound(open_round.tasks, open_round.results)
@@ -85,12 +65,20 @@ class ClosingTurn(Turn):
             self.do(ev.SendClosed(client, event.round_num, counted))
         return self.start_evaluation()
 
+    def _record(self, event: ev.Committed) -> RoundRecord:
+        """The model is made: nothing that is only written about it may keep the round from closing."""
+        try:
+            return round_record(self.planner, self.state, event, self.now)
+        except Exception as error:
+            trouble = f"its record is incomplete: {type(error).__name__}: {error}"
+            return bare_record(self.planner, self.state, event, self.now, trouble)
+
     def start_evaluation(self) -> None:
         open_round = self.state.open
         assert open_round is not None
         if not self.planner.evaluation_due(open_round.round_num):
             return self.close(None)
-        if self._tests_itself:
+        if self.tests_itself:
             return self.do(ev.Evaluate("", open_round.round_num + 1))
         evaluation = Evaluation(self.now + open_round.plan.deadline_seconds)
         return self.set_open(replace(open_round, evaluation=evaluation))
@@ -119,8 +107,18 @@ class ClosingTurn(Turn):
         open_round, best = self.state.open, self.state.best_accuracy
         if open_round is None or not self.is_at(open_round, COMMITTED, event.version - 1):
             return
-        if open_round.evaluation is None and not self._tests_itself:
-            return  # tested already: the answer came twice
+        evaluation = open_round.evaluation
+        if not self.tests_itself:
+            if evaluation is None:
+                return  # tested already: the answer came twice
+            if not event.client or event.client != evaluation.evaluator:
+                self.do(ev.Ignore(event.client, "a test of a model that it was not asked for", "evaluation"))
+                return
+            if objection := objection_to_score(event.accuracy, event.loss, event.seconds):
+                self.do(ev.Ignore(event.client, f"a test of a model: {objection}", "evaluation"))
+                unfit = evaluation.unfit | {event.client}
+                self.set_open(replace(open_round, evaluation=replace(evaluation, evaluator="", unfit=unfit)))
+                return
         self.set_open(replace(open_round, evaluation=None))
         if best is None or event.accuracy > best:
             self.do(ev.Keep(event.version, event))
@@ -147,11 +145,3 @@ class ClosingTurn(Turn):
         if best_version is not None:
             self.set(replace(self.state, best_accuracy=record.accuracy, best_version=best_version))
         self.do(ev.Persist("closed", record=record, best_version=best_version), ev.Close(record))
-
-    def interrupt(self) -> None:
-        self.end(STOPPED, f"stopped in round {self.state.handover.round_num}, which was not closed")
-
-    def end(self, phase: str, message: str = "") -> None:
-        self.set(replace(self.state, open=None))
-        self.set_phase(phase, message)
-        self.do(ev.End(phase, message))

@@ -15,11 +15,13 @@ from dataclasses import replace
 from fedel.errors import ServiceError
 from fedel.roles import events as ev
 from fedel.roles.closing import ClosingTurn
+from fedel.roles.gate_session import objection_to_result
 from fedel.roles.planner import RoundPlanner
+from fedel.roles.repeating import MISSING, SILENT
 from fedel.roles.run_state import (
     COMMITTED,
-    FAILED,
     FINISHED,
+    HELD,
     OPEN,
     PAUSED,
     RUNNING,
@@ -30,8 +32,10 @@ from fedel.roles.run_state import (
     Member,
     OpenRound,
     RunState,
+    TaskResult,
 )
-from fedel.types import Report
+from fedel.roles.speed import believed
+from fedel.types import Report, Task
 
 
 class RoundEngine:
@@ -62,6 +66,8 @@ class _Turn(ClosingTurn):
 
     def take(self, event: ev.Event) -> None:
         match event:
+            case ev.Settle() | ev.Tick() if self.state.phase == HELD:
+                pass
             case ev.Settle():
                 self._settle()
             case ev.Tick():
@@ -77,9 +83,11 @@ class _Turn(ClosingTurn):
                 self.change_member(client, connected=False)
                 self.free_evaluator(client)
             case ev.Lost(client):
-                self.change_member(client, silent=True)
+                self._silent(client)
             case ev.Found(client):
-                self.change_member(client, silent=False)
+                self._found(client)
+            case ev.Forgotten(client):
+                self._forget(client)
             case ev.Accepted():
                 pass
             case ev.Declined(client, round_num, reason):
@@ -103,8 +111,8 @@ class _Turn(ClosingTurn):
                 self._seal()
             case ev.Interrupted():
                 self.interrupt()
-            case ev.Broken(reason):
-                self.end(FAILED, reason)
+            case ev.Stuck(reason):
+                self.hold(reason)
         if not self.state.ended:
             self.do(self._wait())
 
@@ -117,8 +125,7 @@ class _Turn(ClosingTurn):
         self.free_evaluator(member.client)  # a test that it had went to its older session
         open_round = self.state.open
         if open_round is not None and open_round.status == OPEN and member.client in open_round.tasks:
-            lost = {client: why for client, why in open_round.lost.items() if client != member.client}
-            self.set_open(replace(open_round, lost=lost))
+            self._expect(member.client)
             self._send_tasks([member.client])
 
     def _leave(self, client: str, why: str) -> None:
@@ -129,6 +136,32 @@ class _Turn(ClosingTurn):
             if self.state.open is not None:
                 self._lose(client, self.state.open.round_num, why)
 
+    def _silent(self, client: str) -> None:
+        """The open round does not wait for it; heard again before the seal, it counts like any other."""
+        self.change_member(client, silent=True)
+        if self.state.open is not None:
+            self._lose(client, self.state.open.round_num, SILENT)
+
+    def _found(self, client: str) -> None:
+        self.change_member(client, silent=False)
+        open_round = self.state.open
+        if open_round is not None and open_round.status == OPEN and open_round.lost.get(client) == SILENT:
+            self._expect(client)
+
+    def _expect(self, client: str) -> None:
+        """Wait for a client that was lost."""
+        assert self.state.open is not None
+        lost = {name: why for name, why in self.state.open.lost.items() if name != client}
+        self.set_open(replace(self.state.open, lost=lost))
+
+    def _forget(self, client: str) -> None:
+        state, open_round = self.state, self.state.open
+        known = open_round is not None and client in open_round.tasks
+        if client in state.members and not known and state.handover.accepted_round(client) < 0:
+            members = {name: member for name, member in state.members.items() if name != client}
+            self.set(replace(state, members=members))
+            self.do(ev.Persist("forgotten", client))
+
     def _lose(self, client: str, round_num: int, why: str) -> None:
         """Do not wait for the client in the open round."""
         open_round = self.state.open
@@ -138,28 +171,55 @@ class _Turn(ClosingTurn):
             self.set_open(replace(open_round, lost={**open_round.lost, client: why}))
 
     def _done(self, event: ev.Done) -> None:
-        client, report, open_round = event.client, event.result.report, self.state.open
+        client, report = event.client, event.result.report
         next_round = self.state.handover.round_num
-        newest = open_round.round_num if open_round else next_round - 1
+        newest = self.state.open.round_num if self.state.open else next_round - 1
         if report.client != client or not 0 <= report.round_num <= newest:
-            self.do(ev.Ignore(client, f"a report of client '{report.client}', round {report.round_num}"))
-            return
-        self.do(ev.Persist("result", client, result=event.result))
+            return self.do(ev.Ignore(client, f"a report of client '{report.client}', round {report.round_num}"))
+        task = self._task_of(client, report.round_num)
+        if task is not None and client in self.state.members:
+            self._take_result(task, event.result)
+        elif report.round_num == next_round:
+            self.do(ev.Ignore(client, f"a report of round {report.round_num}: it has no task there"))
         if report.round_num < next_round:
             counted = self.state.handover.accepted_round(client) == report.round_num
             self.do(ev.SendClosed(client, report.round_num, counted))
+        return None
+
+    def _take_result(self, task: Task, result: TaskResult) -> None:
+        client = task.client
+        participant = self.planner.participant(task, self.state.members[client].num_samples)
+        if objection := objection_to_result(result, self.planner.spec, participant):
+            self.do(ev.Ignore(client, f"a report of round {task.round_num}: {objection}"))
+            self._lose(client, task.round_num, f"its report cannot be used: {objection}")
+        else:
+            self.do(ev.Persist("result", client, result=result))
+            self._note(client, result)
+
+    def _task_of(self, client: str, round_num: int) -> Task | None:
+        """The task that a report of the client would answer."""
+        open_round, previous = self.state.open, self.state.previous.tasks.get(client)
+        if open_round is not None and round_num == open_round.round_num:
+            return open_round.tasks.get(client)
+        return previous if previous is not None and previous.round_num == round_num else None
+
+    def _note(self, client: str, result: TaskResult) -> None:
+        """Keep what a client measured; its update is what the aggregators have."""
+        open_round, report = self.state.open, result.report
         if open_round is None:
             return
         if report.round_num == open_round.round_num:
-            open_round = replace(open_round, results={**open_round.results, client: event.result})
-        elif report.round_num == open_round.round_num - 1 and self.rounds.late == "next":
+            open_round = replace(open_round, results={**open_round.results, client: result})
+        else:
             previous = self.state.previous
-            results = {**previous.results, client: event.result}
+            results = {**previous.results, client: result}
             self.set(replace(self.state, previous=replace(previous, results=results)))
-        if open_round.status == OPEN and self._counts_now(open_round, report):
-            lost = {name: why for name, why in open_round.lost.items() if name != client}
-            open_round = replace(open_round, done=open_round.done | {client}, lost=lost)
         self.set_open(open_round)
+        # Who claimed an update that is not there is believed again when the round gives it the task again.
+        believed_again = open_round.lost.get(client) != MISSING
+        if open_round.status == OPEN and self._counts_now(open_round, report) and believed_again:
+            self.set_open(replace(open_round, done=open_round.done | {client}))
+            self._expect(client)
 
     def _counts_now(self, open_round: OpenRound, report: Report) -> bool:
         """Whether the report's update is for the open round, or is late and goes into it."""
@@ -182,16 +242,29 @@ class _Turn(ClosingTurn):
             self._leave(event.client, event.message)
 
     def _control(self, action: str) -> None:
-        state = self.state
-        if action == "stop":
-            self.set_phase(STOPPING, "stops after the open round")
-        elif state.phase == STOPPING:
+        phase = self.state.phase
+        if action == "stop_now":
+            self._stop_now()
+        elif action == "stop":
+            self.set_phase(STOPPING, "stops after the open round; `fedel runs stop --now` gives it up")
+            if phase == HELD:
+                self.go_on()
+        elif phase == STOPPING:
             raise ServiceError("the run is stopping: create a new run to continue training")
-        elif action == "pause":
-            self.set_phase(PAUSED)
-        elif action == "resume" and state.phase == PAUSED:
-            begun = state.open is not None or state.handover.round_num > 0
+        elif action == "pause" and phase != HELD:
+            self.set_phase(PAUSED, "paused by an operator; `fedel runs resume` goes on")
+        elif action == "resume" and phase in (PAUSED, HELD):
+            begun = self.state.open is not None or self.state.handover.round_num > 0
             self.set_phase(RUNNING if begun else WAITING)
+            if phase == HELD:
+                self.go_on()
+
+    def _stop_now(self) -> None:
+        """A round whose model is made is closed without a test; any other is given up."""
+        if self.state.open is not None and self.state.open.status == COMMITTED:
+            self.close(None)
+            return self.end(STOPPED)
+        return self.interrupt() if self.state.open is not None else self.end(STOPPED)
 
     def _restarted(self) -> None:
         members = {name: replace(m, connected=False, silent=False) for name, m in self.state.members.items()}
@@ -201,13 +274,9 @@ class _Turn(ClosingTurn):
             return
         # The deadline starts again: an outage of ours is not held against the clients.
         deadline = self.now + open_round.plan.deadline_seconds
-        self.set_open(replace(open_round, deadline=deadline, overdue=False, lost={}, evaluation=None))
-        if open_round.status == SEALED:
-            self.do(ev.Seal(open_round.round_num))
-        elif open_round.status == COMMITTED:
-            self.start_evaluation()
-        else:
-            self.open_shards()
+        self.set_open(replace(open_round, deadline=deadline, repeats=0, lost={}, evaluation=None))
+        if self.state.phase != HELD:
+            self.ask_again(open_round)
 
     # A round from its opening to its end
 
@@ -239,11 +308,11 @@ class _Turn(ClosingTurn):
             return self.end(STOPPED)
         if state.phase == PAUSED or self._num_missing() > 0:
             return None
-        views = [member.view for member in state.present]
+        views = believed(state.present, state.handover.reports)
         plan = self.planner.plan(state.handover, views)
         if not plan.tasks:
             name = self.planner.strategy.name
-            return self.end(FAILED, f"strategy '{name}' planned no task for {len(views)} clients")
+            return self.hold(f"strategy '{name}' planned no task for {len(views)} clients")
         if state.phase == WAITING:
             self.set_phase(RUNNING)
         deadline = self.now + plan.deadline_seconds
@@ -259,17 +328,20 @@ class _Turn(ClosingTurn):
 
     def _is_enough(self, open_round: OpenRound) -> bool:
         num_done, num_expected = len(open_round.done), len(open_round.tasks) - len(open_round.lost)
-        if num_done < self.rounds.min_reports:
+        if num_done < self.min_reports:
             return False
         return open_round.overdue or self.planner.enough(num_done, num_expected)
 
     def _pass_deadline(self, open_round: OpenRound) -> None:
         """Close the round if enough clients are back; with too few, wait on and give the work to others too."""
-        if len(open_round.done) >= self.rounds.min_reports:
+        if len(open_round.done) >= self.min_reports:
             return self._seal()
         if self.state.phase == STOPPING:
             return self.interrupt()
-        self.set_open(replace(open_round, overdue=True, deadline=self.now + open_round.plan.deadline_seconds))
+        if open_round.repeats >= self.rounds.max_repeats:
+            return self.give_up(open_round)
+        deadline = self.now + open_round.plan.deadline_seconds
+        self.set_open(replace(open_round, repeats=open_round.repeats + 1, deadline=deadline))
         return self._reinforce()
 
     def _reinforce(self) -> None:
@@ -277,7 +349,8 @@ class _Turn(ClosingTurn):
         open_round = self.state.open
         assert open_round is not None
         busy = open_round.tasks.keys() - open_round.lost.keys()
-        idle = [member.view for member in self.state.present if member.client not in busy]
+        views = believed(self.state.present, self.state.handover.reports)
+        idle = [view for view in views if view.name not in busy]
         if not idle:
             return
         more = self.planner.plan(self.state.handover, idle).tasks
@@ -293,7 +366,7 @@ class _Turn(ClosingTurn):
         open_round = self.state.open
         if open_round is not None and open_round.status == OPEN:
             self.set_open(replace(open_round, status=SEALED, sealed_at=self.now))
-            self.do(ev.Persist("sealed"), ev.Seal(open_round.round_num))
+            self.do(ev.Persist("sealed"), ev.Seal(open_round.round_num, open_round.seals))
 
     def _send_tasks(self, clients: Iterable[str]) -> None:
         open_round, handover = self.state.open, self.state.handover
@@ -307,12 +380,14 @@ class _Turn(ClosingTurn):
     def _wait(self) -> ev.Wait:
         """What the run waits for now."""
         open_round = self.state.open
+        if self.state.phase == HELD:
+            return ev.Wait()
         if open_round is None:
             missing = self._num_missing()
             waits = missing > 0 and self.state.phase != PAUSED
             return ev.Wait(why=f"waits for {missing} more client{'s'[: missing > 1]}" if waits else "")
         if open_round.status == OPEN:
-            num_done, wanted = len(open_round.done), self.rounds.min_reports
-            late = f"{num_done} of {wanted} reports at the deadline; waits for more"
-            return ev.Wait(open_round.deadline, late if open_round.overdue else "")
+            late = f"{len(open_round.done)} of {self.min_reports} reports at the deadline; waits for more"
+            told = [late if open_round.overdue else "", self.divergence(open_round)]
+            return ev.Wait(open_round.deadline, "; ".join(text for text in told if text))
         return ev.Wait(open_round.evaluation.deadline if open_round.evaluation else None)

@@ -102,6 +102,10 @@ class Sealed:
 
     round_num: int
     reports: tuple[Report, ...]
+    attempt: int = 0
+    """As in the Seal that it answers: an answer to an earlier one counts no more."""
+    final: bool = False
+    """No other update can come any more, however few there are; only a simulation knows that."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,8 @@ class Evaluated:
     loss: float
     seconds: float | None = None
     exit_accuracies: tuple[float, ...] | None = None
+    client: str = ""
+    """Who tested it; "" for the driver."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Controlled:
-    """A person wants the run to ``pause``, ``resume`` or ``stop``."""
+    """A person wants the run to ``pause``, ``resume``, ``stop`` or ``stop_now``."""
 
     action: str
 
@@ -153,10 +159,17 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
-class Broken:
-    """The run cannot go on."""
+class Stuck:
+    """Something did not work that should have: the run pauses and says why. Resumed, it tries again."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """A client that never counted has been away for long: the run need not remember it."""
+
+    client: str
 
 
 Event = (
@@ -179,7 +192,8 @@ Event = (
     | Controlled
     | CloseNow
     | Interrupted
-    | Broken
+    | Stuck
+    | Forgotten
 )
 
 # Effects, to be carried out in order
@@ -190,9 +204,9 @@ class Persist:
     """Make a part of the new state durable before anything after this effect is done."""
 
     part: str
-    """``member``, ``plan``, ``result``, ``sealed``, ``committed``, ``closed`` or ``phase``."""
+    """``member``, ``forgotten``, ``plan``, ``result``, ``sealed``, ``committed``, ``closed`` or ``phase``."""
     client: str = ""
-    """Whose, for ``member`` and ``result``."""
+    """Whose, for ``member``, ``forgotten`` and ``result``."""
     record: RoundRecord | None = None
     """For ``committed`` and ``closed``."""
     result: TaskResult | None = None
@@ -229,10 +243,12 @@ class SendClosed:
 
 @dataclass(frozen=True)
 class Ignore:
-    """A message that makes no sense; count and log it."""
+    """A message that does not pass the gate; count and log it."""
 
     client: str
     reason: str
+    kind: str = "done"
+    """Of the message: ``done`` or ``evaluation``."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +256,7 @@ class Seal:
     """Have the aggregators seal the round; answer with Sealed."""
 
     round_num: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

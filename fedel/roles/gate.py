@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedel.types import ModelSpec, Participant, Report
+from fedel.types import ModelSpec, Participant, Report, Window
 
 MAX_SECONDS = 1e7
 """About four months: longer than any round, far from where sums of seconds lose their meaning."""
@@ -22,6 +22,8 @@ MAX_NUMBER = 1e30
 """Losses and norms beyond this mean that training diverged."""
 MAX_NAME = 200
 MAX_TEXT = 1000
+DIVERGED = "training diverged"
+"""In every text that says so, so that a run can name it to people."""
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
@@ -61,7 +63,7 @@ def objection_to_report(report: Report, spec: ModelSpec, participant: Participan
         )
     diverging = {"loss": abs(report.loss), "loss_square": report.loss_square, "update_norm": report.update_norm}
     if objection := objection_to_numbers(diverging, MAX_NUMBER):
-        return f"{objection}: training diverged, try a lower learning rate"
+        return f"{objection}: {DIVERGED}, try a lower learning rate"
     return (
         objection_to_numbers({"num_steps": report.num_steps}, participant.max_steps)
         or objection_to_numbers({"effective_steps": report.effective_steps}, participant.max_effective_steps)
@@ -77,14 +79,18 @@ def objection_to_report(report: Report, spec: ModelSpec, participant: Participan
         )
         or objection_to_numbers({"peak_memory_bytes": report.peak_memory_bytes}, MAX_BYTES)
         or objection_to_numbers({"resets": report.resets, "rounds_held": report.rounds_held}, MAX_COUNT)
-        or _objection_to_window(report, spec)
+        or objection_to_window(report.window, spec)
+        or _objection_to_selected(report, spec)
     )
 
 
-def _objection_to_window(report: Report, spec: ModelSpec) -> str:
-    window = report.window
+def objection_to_window(window: Window | None, spec: ModelSpec) -> str:
     if window is not None and not 1 <= window.end <= window.front <= spec.num_blocks:
         return f"its window is blocks {window.end} to {window.front}, the model has {spec.num_blocks}"
+    return ""
+
+
+def _objection_to_selected(report: Report, spec: ModelSpec) -> str:
     names = set(report.selected)
     if len(names) != len(report.selected) or not names <= {tensor.name for tensor in spec.weights}:
         return "it selected tensors that the model does not have, or one of them twice"

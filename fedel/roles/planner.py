@@ -12,6 +12,7 @@ from fedel import privacy
 from fedel.core import timing
 from fedel.core.timing import SLACK
 from fedel.job import RunConfig
+from fedel.roles.gate import MAX_COUNT
 from fedel.strategies import build, protection
 from fedel.strategies.base import DEVICE_CLOCK, clock_of
 from fedel.types import (
@@ -88,6 +89,7 @@ class RoundPlanner:
         )
         return replace(
             plan,
+            tasks=tuple(_sendable(task) for task in plan.tasks),
             deadline_seconds=self._deadline_seconds(plan, clients),
             # As a restart would read it, so that a run goes on the same way with and without one.
             state=json.loads(json.dumps(plan.state)),
@@ -101,15 +103,16 @@ class RoundPlanner:
     def _deadline_seconds(self, plan: Plan, clients: Sequence[ClientView]) -> float:
         """Seconds after which the round may close although some clients are not back."""
         rounds = self.run.rounds
-        if plan.close_after_seconds is not None:
-            return max(plan.close_after_seconds, rounds.deadline_floor_seconds)
-        num_samples = {client.name: client.num_samples for client in clients}
-        seconds = (t.budget_seconds * t.work.steps_for(num_samples[t.client]) for t in plan.tasks)
-        return max(rounds.deadline_factor * max(seconds, default=0.0), rounds.deadline_floor_seconds)
+        wanted = plan.close_after_seconds
+        if wanted is None:
+            num_samples = {client.name: client.num_samples for client in clients}
+            seconds = (t.budget_seconds * t.work.steps_for(num_samples[t.client]) for t in plan.tasks)
+            wanted = rounds.deadline_factor * max(seconds, default=0.0)
+        return min(max(wanted, rounds.deadline_floor_seconds), rounds.max_deadline_seconds)
 
     def participant(self, task: Task, num_samples: int) -> Participant:
         """What a client with this task may send; ``num_samples`` is what it joined with."""
-        max_steps = task.work.steps_for(num_samples)
+        max_steps = min(task.work.steps_for(num_samples), MAX_COUNT)
         # A step counts 1 + m + m^2 + ... through the momentum, and once more with a proximal term.
         each = 1 + (1 / (1 - task.work.momentum) if task.work.momentum < 1 else max_steps)
         return Participant(
@@ -130,6 +133,13 @@ class RoundPlanner:
         rounds = self.run.rounds
         every, done = rounds.evaluate_every, round_num + 1
         return every > 0 and (done == rounds.num_rounds or done % every == 0)
+
+
+def _sendable(task: Task) -> Task:
+    """Whatever number of steps a method came to, it can be sent."""
+    if task.work.num_steps <= MAX_COUNT:
+        return task
+    return replace(task, work=replace(task.work, num_steps=MAX_COUNT))
 
 
 def memory_of(report: Report | None) -> Memory:

@@ -38,8 +38,8 @@ def round_record(planner: RoundPlanner, state: RunState, committed: Committed, n
         num_late=sum(report.round_num < open_round.round_num for report in reports),
         version=committed.version,
         opened_at=open_round.opened_at,
-        latency_seconds=now - open_round.opened_at,
-        collect_seconds=open_round.sealed_at - open_round.opened_at,
+        latency_seconds=_seconds_between(open_round.opened_at, now),
+        collect_seconds=_seconds_between(open_round.opened_at, min(open_round.sealed_at, now)),
         phases=phases | {"fold": committed.fold_seconds, "commit": committed.commit_seconds},
         bytes_up=sum(client.bytes_up for client in clients),
         bytes_down=sum(client.bytes_down for client in clients),
@@ -49,6 +49,29 @@ def round_record(planner: RoundPlanner, state: RunState, committed: Committed, n
         deadline_seconds=plan.deadline_seconds,
         refused=dict(open_round.lost),
         epsilon=privacy.epsilon(planner.run.protection, open_round.round_num + 1),
+    )
+
+
+def bare_record(
+    planner: RoundPlanner, state: RunState, committed: Committed, now: float, trouble: str
+) -> RoundRecord:
+    """The least that is known about a round whose record cannot be made."""
+    open_round = state.open
+    assert open_round is not None, "only an open round is committed"
+    return RoundRecord(
+        round=open_round.round_num,
+        strategy=planner.strategy.name,
+        budget_seconds=0.0,
+        num_tasks=len(open_round.plan.tasks),
+        num_updates=len(open_round.reports),
+        loss=None,
+        o1=0.0,
+        clients=(),
+        version=committed.version,
+        opened_at=open_round.opened_at,
+        latency_seconds=_seconds_between(open_round.opened_at, now),
+        tensor_untrained_rounds=untrained_rounds(state.untrained_rounds, committed.num_clients),
+        trouble=trouble,
     )
 
 
@@ -103,6 +126,11 @@ def client_record(
         phases=result.phases,
         device=result.device,
     )
+
+
+def _seconds_between(begin: float, end: float) -> float:
+    """Not below 0: ``begin`` may come from before a restart, when the machine's clock was set differently."""
+    return max(0.0, end - begin)
 
 
 def _mean(values: Sequence[float]) -> float | None:

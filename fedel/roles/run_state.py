@@ -10,10 +10,11 @@ from fedel.records import DeviceUsage, RoundRecord
 from fedel.roles.planner import Handover
 from fedel.types import ClientView, Plan, Report, Task, TimingProfile
 
-WAITING, RUNNING, PAUSED, STOPPING = "waiting", "running", "paused", "stopping"
+WAITING, RUNNING, PAUSED, STOPPING, HELD = "waiting", "running", "paused", "stopping", "held"
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 ENDED = (FINISHED, STOPPED, FAILED)
-"""Phases of a run; the last three are final."""
+"""Phases of a run; the last three are final. A run that a person paused still closes its open round; one that
+is held waits where something went wrong, until a person resumes it. Both are shown as paused."""
 
 OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
 """A round goes through these in order: tasks are out; no update is accepted any more; the next model is made;
@@ -78,8 +79,10 @@ class OpenRound:
     opened_at: float
     deadline: float
     status: str = OPEN
-    overdue: bool = False
-    """The deadline passed with too few reports: the round closes as soon as there are enough of them."""
+    repeats: int = 0
+    """How often the deadline passed with too few reports."""
+    seals: int = 0
+    """How often the round was sealed with too few updates, and opened again."""
     done: frozenset[str] = frozenset()
     lost: Mapping[str, str] = field(default_factory=dict)
     """Clients that will not deliver, and why."""
@@ -90,6 +93,11 @@ class OpenRound:
     record: RoundRecord | None = None
     """Complete but for the test, once the round is committed."""
     evaluation: Evaluation | None = None
+
+    @property
+    def overdue(self) -> bool:
+        """A deadline has passed: the round closes as soon as there are enough reports."""
+        return self.repeats > 0
 
     @cached_property
     def tasks(self) -> Mapping[str, Task]:

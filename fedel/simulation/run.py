@@ -151,8 +151,8 @@ class Simulation:
     def _carry_out(self, effect: ev.Effect) -> list[ev.Event]:
         """Carry an effect out; the events are the answers."""
         match effect:
-            case ev.Seal(round_num):
-                return [ev.Sealed(round_num, self._held_reports())]
+            case ev.Seal(round_num, attempt):
+                return [ev.Sealed(round_num, self._held_reports(), attempt, final=True)]
             case ev.Commit(round_num):
                 return [self._commit(round_num)]
             case ev.Evaluate(_, version):

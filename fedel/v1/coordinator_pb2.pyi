@@ -915,16 +915,21 @@ Global___ControlRunResponse: _TypeAlias = ControlRunResponse  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
-    """Takes no parameters: all runs are listed."""
+    """Which page of the runs to list."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Leave out this many of the newest runs: those that were received already."""
     def __init__(
         self,
+        *,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -932,11 +937,14 @@ Global___ListRunsRequest: _TypeAlias = ListRunsRequest  # noqa: Y015
 
 @_typing.final
 class ListRunsResponse(_message.Message):
-    """All runs."""
+    """A page of the runs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """True if there are older ones: ask again with a larger offset."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunStatus]:
         """Newest first."""
@@ -945,10 +953,11 @@ class ListRunsResponse(_message.Message):
         self,
         *,
         runs: _abc.Iterable[Global___RunStatus] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -978,23 +987,33 @@ Global___WatchRunRequest: _TypeAlias = WatchRunRequest  # noqa: Y015
 
 @_typing.final
 class WatchRunResponse(_message.Message):
-    """Current status of the run."""
+    """Current status of the run, or a part of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: _builtins.int
+    ROUND_PIECE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    round_piece: _builtins.str
+    """A piece of the JSON text of a closed round that is too large for one message; the pieces up to the message without
+    `more` make one text.
+    """
+    more: _builtins.bool
+    """True if the next message continues this status."""
     @_builtins.property
     def status(self) -> Global___RunStatus:
-        """Its status."""
+        """Its status. Merge the messages up to the one without `more`: the clients and rounds of all of them belong to it."""
 
     def __init__(
         self,
         *,
         status: Global___RunStatus | None = ...,
+        round_piece: _builtins.str = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "round_piece", b"round_piece", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1019,6 +1038,8 @@ class RunStatus(_message.Message):
     CLIENTS_FIELD_NUMBER: _builtins.int
     ROUNDS_JSON_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    NUM_CLIENTS_FIELD_NUMBER: _builtins.int
+    NUM_CONNECTED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     config_json: _builtins.str
@@ -1041,9 +1062,13 @@ class RunStatus(_message.Message):
     """Version of the newest model."""
     created_at: _builtins.float
     """Unix time at which the run was created, in seconds."""
+    num_clients: _builtins.int
+    """Number of clients that joined."""
+    num_connected: _builtins.int
+    """How many of them have an open session."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]:
-        """Every client that joined."""
+        """Every client that joined. Only WatchRun sends them, and not those of a run that ended earlier."""
 
     @_builtins.property
     def rounds_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1065,10 +1090,12 @@ class RunStatus(_message.Message):
         clients: _abc.Iterable[Global___ClientStatus] | None = ...,
         rounds_json: _abc.Iterable[_builtins.str] | None = ...,
         created_at: _builtins.float = ...,
+        num_clients: _builtins.int = ...,
+        num_connected: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_seconds", b"budget_seconds", "clients", b"clients", "config_json", b"config_json", "created_at", b"created_at", "message", b"message", "model_version", b"model_version", "num_rounds", b"num_rounds", "phase", b"phase", "round_num", b"round_num", "round_phase", b"round_phase", "round_seconds", b"round_seconds", "rounds_json", b"rounds_json", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_seconds", b"budget_seconds", "clients", b"clients", "config_json", b"config_json", "created_at", b"created_at", "message", b"message", "model_version", b"model_version", "num_clients", b"num_clients", "num_connected", b"num_connected", "num_rounds", b"num_rounds", "phase", b"phase", "round_num", b"round_num", "round_phase", b"round_phase", "round_seconds", b"round_seconds", "rounds_json", b"rounds_json", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,9 +40,9 @@ class CoordinatorServiceStub:
     ControlRun: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ControlRunRequest, _coordinator_pb2.ControlRunResponse]
     """Pause, resume or stop a run."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListRunsRequest, _coordinator_pb2.ListRunsResponse]
-    """All runs, newest first."""
+    """All runs without their clients, newest first, a page at a time."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchRunRequest, _coordinator_pb2.WatchRunResponse]
-    """Follow a run: first its current status, then every change until it ends."""
+    """Follow a run: first its current status, then every change until it ends. A status comes in one or more messages."""
     ListAggregators: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListAggregatorsRequest, _coordinator_pb2.ListAggregatorsResponse]
     """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
 
@@ -58,9 +58,9 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     ControlRun: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ControlRunRequest, _coordinator_pb2.ControlRunResponse]  # type: ignore[assignment]
     """Pause, resume or stop a run."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListRunsRequest, _coordinator_pb2.ListRunsResponse]  # type: ignore[assignment]
-    """All runs, newest first."""
+    """All runs without their clients, newest first, a page at a time."""
     WatchRun: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchRunRequest, _coordinator_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Follow a run: first its current status, then every change until it ends."""
+    """Follow a run: first its current status, then every change until it ends. A status comes in one or more messages."""
     ListAggregators: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListAggregatorsRequest, _coordinator_pb2.ListAggregatorsResponse]  # type: ignore[assignment]
     """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
 
@@ -97,7 +97,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.ListRunsResponse, _abc.Awaitable[_coordinator_pb2.ListRunsResponse]]:
-        """All runs, newest first."""
+        """All runs without their clients, newest first, a page at a time."""
 
     @_abc_1.abstractmethod
     def WatchRun(
@@ -105,7 +105,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.WatchRunResponse], _abc.AsyncIterator[_coordinator_pb2.WatchRunResponse]]:
-        """Follow a run: first its current status, then every change until it ends."""
+        """Follow a run: first its current status, then every change until it ends. A status comes in one or more messages."""
 
     @_abc_1.abstractmethod
     def ListAggregators(

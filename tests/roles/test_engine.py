@@ -150,7 +150,7 @@ def test_the_best_model_is_kept_before_the_round_closes() -> None:
     world.answer()
     world.tick()
     assert [(FAST, 1)] == world.evaluators
-    assert ["Keep"] == kinds(world.apply(ev.Evaluated(1, 0.5, 0.5)))
+    assert ["Keep"] == kinds(world.apply(ev.Evaluated(1, 0.5, 0.5, client=FAST)))
     assert [] == world.closed
     world.answer()
     assert [0.5] == [record.accuracy for record in world.closed]
@@ -169,10 +169,8 @@ def test_a_stopping_run_finishes_its_round_and_cannot_be_resumed() -> None:
 def test_close_now_closes_with_what_is_there() -> None:
     world = opened(FAST)
     world.apply(ev.CloseNow())
-    world.answer()
-    world.answer()
-    world.tick()
-    assert [0] == [record.num_updates for record in world.closed]
+    _, effects = world.engine.apply(world.state, ev.Sealed(0, (), final=True), world.now)
+    assert [ev.Commit(0, ())] == [effect for effect in effects if isinstance(effect, ev.Commit)]
 
 
 def test_the_deadline_starts_again_with_the_process() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedel.errors import ServiceError
 from fedel.job import RunConfig
@@ -58,8 +58,6 @@ class World:
     evaluators: list[tuple[str, int]] = field(default_factory=list)
     waits: ev.Wait = field(default_factory=ev.Wait)
     num_applied: int = 0
-    has_lied: bool = False
-    """A client claimed an update that no aggregator has: its round may close with none."""
 
     def __post_init__(self) -> None:
         self.disk = to_json(self.state)
@@ -107,7 +105,7 @@ class World:
         assert len(self.closed) == record.round
         assert record.round + 1 == record.version
         assert names == sorted(set(names))
-        assert len(names) == record.num_updates
+        assert record.trouble or len(names) == record.num_updates
         assert record.latency_seconds >= record.collect_seconds >= 0
         assert 0 <= record.num_late <= record.num_updates
         assert record == RoundRecord.from_json(record.to_json())
@@ -116,10 +114,15 @@ class World:
         match effect:
             case ev.SendTask(task):
                 self.tasks[task.client] = effect
-            case ev.Seal(round_num):
+            case ev.Open(round_num, participants):
+                if round_num == self.version:
+                    self.sealed.pop(round_num, None)  # a round that is not committed is open again
+                assert len({(p.client, p.round_num) for p in participants}) == len(participants)
+            case ev.Seal(round_num, attempt):
                 held = tuple(self.uploads[client] for client in sorted(self.uploads))
                 # Asked again, even after the commit, the aggregators give the same answer.
-                self.answers.append(self.sealed.setdefault(round_num, ev.Sealed(round_num, held)))
+                answer = self.sealed.setdefault(round_num, ev.Sealed(round_num, held))
+                self.answers.append(replace(answer, attempt=attempt))
             case ev.Commit(round_num, clients):
                 self.commit(round_num, clients)
             case ev.Evaluate(client, version):
@@ -134,6 +137,7 @@ class World:
 
     def commit(self, round_num: int, clients: tuple[str, ...]) -> None:
         """Asked again, the aggregators give the same answer."""
+        assert clients, "no model is made of nothing"
         if self.version == round_num:
             self.version, self.uploads = round_num + 1, {}
         counts = dict.fromkeys((tensor.name for tensor in SPEC.tensors), len(clients))
@@ -162,14 +166,13 @@ class World:
 
     def claim(self, client: str, name: str, round_num: int) -> None:
         """A client says that a task is done which it has not done."""
-        self.has_lied = self.has_lied or client == name
         self.apply(ev.Done(client, TaskResult(report_of(name, round_num))))
 
     def evaluate(self, accuracy: float) -> None:
         if self.evaluators:
             client, version = self.evaluators.pop(0)
             if client in self.state.members and self.state.members[client].connected:
-                self.apply(ev.Evaluated(version, accuracy, 1 - accuracy, 0.25))
+                self.apply(ev.Evaluated(version, accuracy, 1 - accuracy, 0.25, client=client))
 
     def restart(self) -> None:
         """The process dies and starts again from what is on disk."""
@@ -198,11 +201,11 @@ class World:
 
     def run_to_the_end(self, max_steps: int = 400) -> None:
         """Everyone behaves from now on: the run must end."""
-        if self.state.phase == "paused":
-            self.apply(ev.Controlled("resume"))
         for _ in range(max_steps):
             if self.state.ended:
                 return
+            if self.state.phase in ("paused", "held"):
+                self.apply(ev.Controlled("resume"))
             self.behave()
             until = self.waits.until
             self.tick(max(0.0, until - self.now) if until is not None else 0.0)

@@ -47,8 +47,9 @@ class Server:
         tls: Tls,
         registry: CollectorRegistry,
         statuses: Statuses | None = None,
+        options: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """``statuses`` says how calls end with errors of the service's own classes."""
+        """``statuses`` says how calls end with errors of the service's own classes; ``options`` are gRPC's."""
         self._tls = tls
         self._watched = Watched(tls.folder) if tls.secure else None
         self.keeper = Gatekeeper(registry, self._watched)
@@ -63,7 +64,9 @@ class Server:
             guards.append(SecretGuard(self.keeper, tls.secret))
         self._fetching: asyncio.Task[None] | None = None
         self.grpc = aio.server(
-            interceptors=[*guards, ErrorStatuses(statuses), Requests()], options=SERVER_OPTIONS
+            interceptors=[*guards, ErrorStatuses(statuses), Requests()],
+            # As a table: of two equal options gRPC would take the first.
+            options=[*{**dict(SERVER_OPTIONS), **dict(options)}.items()],
         )
         self._health = Health()
         self._service_names = [*service_names]

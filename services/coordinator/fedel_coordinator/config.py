@@ -62,6 +62,16 @@ class CoordinatorConfig:
     """Seconds between two heartbeats of an agent."""
     silent_heartbeats: float = 3.0
     """A client that missed this many heartbeats gets no tasks until it sends a message again."""
+    max_clients: int = 10_000
+    """Clients that may join one run; further ones are refused."""
+    forget_seconds: float = 86_400.0
+    """A client that never counted in a round is forgotten after being away for this long."""
+    hello_seconds: float = 10.0
+    """A new session that does not say who it is within this time is ended."""
+    max_messages_per_second: float = 20.0
+    """A session that sends more than this for half a minute is ended."""
+    max_refused_messages: int = 100
+    """A session is ended after this many messages that had to be refused."""
     log_level: str = "INFO"
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True
@@ -81,6 +91,10 @@ class CoordinatorConfig:
             )
         if self.heartbeat_seconds <= 0 or self.silent_heartbeats < 1:
             raise ValueError("heartbeat_seconds is above 0, silent_heartbeats at least 1")
+        if self.max_clients < 1 or self.max_refused_messages < 1:
+            raise ValueError("max_clients and max_refused_messages are at least 1")
+        if min(self.max_messages_per_second, self.hello_seconds, self.forget_seconds) <= 0:
+            raise ValueError("max_messages_per_second, hello_seconds and forget_seconds are above 0")
 
     @property
     def silent_seconds(self) -> float:

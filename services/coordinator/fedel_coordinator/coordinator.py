@@ -12,6 +12,7 @@ from collections.abc import Callable
 import grpc
 from grpc import aio
 from prometheus_client import CollectorRegistry
+from sqlalchemy import make_url
 
 from fedel.errors import ConfigError, FedelError, ServiceError
 from fedel.job import RunConfig
@@ -25,9 +26,10 @@ from fedel.v1 import coordinator_pb2 as pb
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.errors import ModelMissing, NameTaken
 from fedel_coordinator.persistence import spec_from_json, spec_to_json
-from fedel_coordinator.run import CoordinatorRun, RunServices, steady_clock
+from fedel_coordinator.run import CoordinatorRun
+from fedel_coordinator.run_services import RunServices, steady_clock
 from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
-from fedel_coordinator.sessions import Sessions
+from fedel_coordinator.sessions import SessionLimits, Sessions
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.store import RunRow, Store
 
@@ -51,16 +53,24 @@ class Coordinator:
         self.shards = shards
         self.clock = steady_clock()
         self.metrics = metrics or CoordinatorMetrics(CollectorRegistry())
-        self.sessions = Sessions(config.silent_seconds, monotonic)
+        limits = SessionLimits(config.max_messages_per_second, config.max_refused_messages)
+        self.sessions = Sessions(config.silent_seconds, monotonic, limits)
         self.runs: dict[str, CoordinatorRun] = {}
         """The runs that this process drives or has driven."""
         self.drives: dict[str, asyncio.Task[None]] = {}
         self.stopping = False
-        self._services = RunServices(store, self.sessions, shards, self.metrics, self.clock, config.runs_dir)
+        self._services = RunServices(
+            store, self.sessions, shards, self.metrics, self.clock, config, config.runs_dir
+        )
+        self._pulse: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go on with every run that has not ended."""
-        for row in await asyncio.to_thread(self.store.runs):
+        self._pulse = asyncio.create_task(self._beat(), name="pulse")
+        rows = await asyncio.to_thread(self.store.runs)
+        if not rows:
+            self._warn_of_lost_runs()
+        for row in rows:
             if row.phase in ENDED:
                 await self._repair_result(row)
                 continue
@@ -82,6 +92,8 @@ class Coordinator:
     async def stop(self) -> None:
         """Stop driving. Agents receive no end of their run: it goes on at the next start."""
         self.stopping = True
+        if self._pulse is not None:
+            self._pulse.cancel()
         for task in self.drives.values():
             task.cancel()
         await asyncio.gather(*self.drives.values(), return_exceptions=True)
@@ -89,6 +101,26 @@ class Coordinator:
         for run in self.runs.values():
             await run.stop()
             run.change.notify()
+
+    async def _beat(self) -> None:
+        """So that the sessions notice when this process did not run."""
+        while True:
+            self.sessions.pulse()
+            await asyncio.sleep(self.config.silent_seconds / 6)
+
+    def _warn_of_lost_runs(self) -> None:
+        """An empty database is normal at the first start, but not beside the folders of runs."""
+        folder = self.config.runs_dir
+        found = sorted(path.parent.name for path in folder.glob("*/rounds.jsonl")) if folder else []
+        if found:
+            log.error(
+                "the database %s holds no run, but %s has the folders of %d (%s ...): if it was lost, stop now"
+                " and put a backup in its place; otherwise these runs cannot go on, only be read",
+                make_url(self.config.database_url).render_as_string(),
+                folder,
+                len(found),
+                ", ".join(found[:3]),
+            )
 
     async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
         """A new run, or the run of this name if it is the same; that one may have ended."""
@@ -157,8 +189,8 @@ class Coordinator:
         return LiveRun(run) if run else EndedRun(row, self.store)
 
     async def _start_run(self, run: CoordinatorRun) -> None:
-        records = await asyncio.to_thread(self.store.records, run.name) if run.directory else []
-        await run.write(lambda directory: directory.start(run.config.table(), records))
+        records = await asyncio.to_thread(self.store.records, run.name) if run.keeper.directory else []
+        await run.keeper.write(lambda directory: directory.start(run.config.table(), records))
         self.runs[run.name] = run
         self.drives[run.name] = asyncio.create_task(run.drive(), name=f"run {run.name}")
 
@@ -167,7 +199,7 @@ class Coordinator:
         directory = self._services.directory(row.name)
         if directory is not None and directory.path.exists() and not directory.finished:
             run = await CoordinatorRun.load(row, self._services)
-            await run.write_result()
+            await run.keeper.write_result()
 
     async def _check_models(self, run: str) -> None:
         for shard, address in enumerate(self.shards.addresses):

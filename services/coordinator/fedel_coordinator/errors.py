@@ -33,6 +33,14 @@ class SessionReplaced(ServiceError):
     """A newer session of the same client took over."""
 
 
+class SessionSilent(ServiceError):
+    """A new session did not say who it is."""
+
+
+class SessionAbused(ServiceError):
+    """A session sent too much, or did not read what was sent to it."""
+
+
 class Stopping(ServiceError):
     """This process is about to stop."""
 
@@ -44,6 +52,8 @@ STATUSES: Statuses = {
     NoSuchRun: Status(grpc.StatusCode.NOT_FOUND, "unknown_run"),
     RunEnded: Status(grpc.StatusCode.FAILED_PRECONDITION, "ended"),
     SessionReplaced: Status(grpc.StatusCode.ALREADY_EXISTS, "superseded"),
+    SessionSilent: Status(grpc.StatusCode.DEADLINE_EXCEEDED, "silent"),
+    SessionAbused: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "session"),
     Stopping: Status(grpc.StatusCode.UNAVAILABLE, "stopping"),
     StoreUnavailable: Status(grpc.StatusCode.UNAVAILABLE, "store"),
 }

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
-from google.protobuf import json_format
-
 from fedel.records import DeviceUsage
 from fedel.roles import events as ev
+from fedel.roles.gate import clean
+from fedel.roles.gate_session import objection_to_join, objection_to_progress, plausible
 from fedel.roles.run_state import (
     FAILED,
     FINISHED,
+    HELD,
     PAUSED,
     RUNNING,
     STOPPED,
@@ -19,10 +18,9 @@ from fedel.roles.run_state import (
     Member,
     TaskResult,
 )
-from fedel.serialisation import from_json
-from fedel.types import ModelSpec, TimingProfile
+from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
-from fedel.wire.codec import profile_from_pb, report_from_pb, task_to_pb
+from fedel.wire.codec import profile_from_pb, report_from_pb, task_to_pb, window_from_pb
 from fedel_coordinator.sessions import Device
 
 PHASES = {
@@ -30,11 +28,17 @@ PHASES = {
     RUNNING: pb.RUN_PHASE_RUNNING,
     STOPPING: pb.RUN_PHASE_RUNNING,
     PAUSED: pb.RUN_PHASE_PAUSED,
+    HELD: pb.RUN_PHASE_PAUSED,
     FINISHED: pb.RUN_PHASE_FINISHED,
     STOPPED: pb.RUN_PHASE_STOPPED,
     FAILED: pb.RUN_PHASE_FAILED,
 }
-ACTIONS = {pb.RUN_ACTION_PAUSE: "pause", pb.RUN_ACTION_RESUME: "resume", pb.RUN_ACTION_STOP: "stop"}
+ACTIONS = {
+    pb.RUN_ACTION_PAUSE: "pause",
+    pb.RUN_ACTION_RESUME: "resume",
+    pb.RUN_ACTION_STOP: "stop",
+    pb.RUN_ACTION_STOP_NOW: "stop_now",
+}
 
 Message = pb.Join | pb.TaskAnswer | pb.TaskProgress | pb.TaskDone | pb.TaskFailed | pb.EvaluationDone
 """What an agent sends about a run."""
@@ -44,44 +48,32 @@ def event_of(client: str, device: Device, message: Message) -> ev.Event | None:
     """What a message means to the run; progress means nothing to it."""
     match message:
         case pb.Join():
-            return ev.Joined(_member(client, device, message))
+            return ev.Joined(member_of(client, device, message))
         case pb.TaskAnswer(accepted=True):
             return ev.Accepted(client, message.round_num)
         case pb.TaskAnswer():
-            return ev.Declined(client, message.round_num, message.reason)
+            return ev.Declined(client, message.round_num, clean(message.reason))
         case pb.TaskDone():
             return ev.Done(client, _result(message))
         case pb.TaskFailed():
-            return ev.Failed(client, message.round_num, message.message)
+            return ev.Failed(client, message.round_num, clean(message.message))
         case pb.EvaluationDone():
-            return ev.Evaluated(message.model_version, message.accuracy, message.loss, message.seconds)
+            score = message.accuracy, message.loss, message.seconds
+            return ev.Evaluated(message.model_version, *score, client=client)
     return None
 
 
-def objection(join: pb.Join, spec: ModelSpec) -> str:
-    """Why a client cannot join, for people; empty if it can."""
-    if join.model_digest != spec.digest:
-        return (
-            f"the agent built a model with the digest '{join.model_digest}', run '{join.run}' trains"
-            f" '{spec.digest}' ({spec.name}): install the same version of FedEL and of the model's code"
-        )
-    if join.num_samples < 1:
-        return f"the agent holds {join.num_samples} training samples: give it some in its [data] section"
-    return _objection_to_profile(profile_from_pb(join.profile), spec)
-
-
-def _objection_to_profile(profile: TimingProfile, spec: ModelSpec) -> str:
-    """Every plan reads every profile, so one bad profile would stop the run for all."""
-    if len(profile.blocks) != spec.num_blocks or set(profile.by_name) != {t.name for t in spec.weights}:
-        return (
-            f"the agent's timing profile has {len(profile.blocks)} blocks and {len(profile.tensors)} tensors,"
-            f" model '{spec.name}' has {spec.num_blocks} blocks and {len(spec.weights)} weights: profile the"
-            " device again"
-        )
-    seconds = [s for t in profile.tensors for s in (t.grad_seconds, t.update_seconds)]
-    seconds += [b.forward_seconds for b in profile.blocks]
-    if not all(math.isfinite(s) and s >= 0 for s in seconds) or sum(seconds) <= 0:
-        return "the agent's timing profile contains non-positive times: profile the device again"
+def objection_to(client: str, device: Device, message: Message, spec: ModelSpec) -> str:
+    """Why a message cannot be taken, for people; empty if it can. Reports and tests are held against the
+    client's task by the engine, which knows it."""
+    match message:
+        case pb.Join():
+            return objection_to_join(message.model_digest, member_of(client, device, message), spec)
+        case pb.TaskProgress():
+            state = message.window
+            return objection_to_progress(
+                message.phase, window_from_pb(state), state.resets, state.rounds_held, spec
+            )
     return ""
 
 
@@ -120,14 +112,14 @@ def refusal_message(run: str, reason: str) -> pb.SessionResponse:
     return pb.SessionResponse(refused=pb.JoinRefused(run=run, reason=reason))
 
 
-def _member(client: str, device: Device, join: pb.Join) -> Member:
+def member_of(client: str, device: Device, join: pb.Join) -> Member:
     profile = profile_from_pb(join.profile)
     return Member(client, join.num_samples, profile, device.device_type, join.can_evaluate)
 
 
 def _result(done: pb.TaskDone) -> TaskResult:
-    phases = done.phases
-    device = json_format.MessageToJson(done.device, preserving_proto_field_name=True, indent=None)
+    phases, device = done.phases, done.device
+    measured = {field.name: value for field, value in device.ListFields()}
     return TaskResult(
         report=report_from_pb(done.report),
         bytes_up=done.bytes_up,
@@ -138,5 +130,5 @@ def _result(done: pb.TaskDone) -> TaskResult:
             "upload": phases.upload,
             "wait": phases.wait,
         },
-        device=from_json(DeviceUsage, device, "device state"),
+        device=plausible(DeviceUsage(**measured)),
     )

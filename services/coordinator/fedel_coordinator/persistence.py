@@ -35,6 +35,8 @@ def save(store: Store, run: str, effect: Persist, state: RunState, device: Devic
     open_round, handover = state.open, state.handover
     if effect.part == "phase":
         store.set_phase(run, state.phase, state.message, now if state.ended else None)
+    elif effect.part == "forgotten":
+        store.delete_client(run, effect.client)
     elif effect.part == "member" and state.members[effect.client].has_left:
         store.set_left(run, effect.client)
     elif effect.part == "member":

@@ -4,59 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Coroutine
 from typing import Any
 
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
-from fedel.records import RoundRecord, RunResult, run_result
+from fedel.records import RoundRecord
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
+from fedel.roles.gate import clean
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import FAILED, STOPPING, RunState
+from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState, TaskResult
 from fedel.serialisation import from_json
-from fedel.telemetry import CoordinatorMetrics
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.retry import Backoff, retrying
 from fedel_coordinator import messages, persistence
 from fedel_coordinator.activity import Activity
 from fedel_coordinator.change_signal import ChangeSignal, wait_for_event
 from fedel_coordinator.errors import RunEnded
-from fedel_coordinator.run_directory import RunDirectory
-from fedel_coordinator.sessions import Device, Session, Sessions
-from fedel_coordinator.shards import OutageHandler, Shards, StoppedWaiting
-from fedel_coordinator.store import RunRow, Store, StoreUnavailable
+from fedel_coordinator.record_keeping import RecordKeeper
+from fedel_coordinator.run_services import RunServices
+from fedel_coordinator.sessions import Device, Session
+from fedel_coordinator.shards import OutageHandler, StoppedWaiting
+from fedel_coordinator.store import RunRow, StoreUnavailable
 
 log = logging.getLogger(__name__)
 WAITS = "waits"
 """Name of background tasks that wait for others; they may be cancelled."""
 HEAVY = (ev.Tick, ev.Committed)
 """Events that may plan a round or make a record: decided in a thread, because other runs must not wait."""
-
-
-def steady_clock() -> Callable[[], float]:
-    """Unix seconds that never jump: deadlines must not move when somebody sets the machine's clock."""
-    offset = time.time() - time.monotonic()
-    return lambda: offset + time.monotonic()
-
-
-@dataclass(frozen=True)
-class RunServices:
-    """What the runs of one coordinator share."""
-
-    store: Store
-    sessions: Sessions
-    shards: Shards
-    metrics: CoordinatorMetrics
-    clock: Callable[[], float]
-    """Unix seconds."""
-    runs_dir: Path | None = None
-
-    def directory(self, run: str) -> RunDirectory | None:
-        return RunDirectory(self.runs_dir / run) if self.runs_dir else None
 
 
 class CoordinatorRun:
@@ -73,9 +49,16 @@ class CoordinatorRun:
         self.last_record: RoundRecord | None = stored.last_record
         self.activities = {client: Activity() for client in self.state.members}
         self.change = ChangeSignal()
-        self._notices = dict.fromkeys(("database", "aggregators", "engine"), "")
+        self._notices = dict.fromkeys(("database", "aggregators", "engine", "records"), "")
         """What the run waits for at the moment, for people, by source; the first that is not empty is shown."""
-        self.directory = services.directory(row.name)
+        self.keeper = RecordKeeper(
+            row,
+            self.engine.planner,
+            services.store,
+            services.metrics,
+            services.directory(row.name),
+            lambda notice: self._show("records", notice),
+        )
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
         self._calls = asyncio.Lock()
@@ -113,20 +96,35 @@ class CoordinatorRun:
             await self._report_silence()
             await self._surely(ev.Tick())
             if not self.ended:
-                wake_at = self._wake_at
-                timeout = None if wake_at is None else max(0.0, wake_at - self.services.clock())
-                await wait_for_event(self._woken, timeout)
+                await wait_for_event(self._woken, self._rest_seconds())
+
+    def _rest_seconds(self) -> float | None:
+        """Until the next deadline; while a round is open, silence is noticed before that."""
+        waits = [] if self._wake_at is None else [max(0.0, self._wake_at - self.services.clock())]
+        if self.state.open is not None:
+            waits.append(self.services.sessions.silent_seconds / 3)
+        return min(waits, default=None)
 
     def wake(self) -> None:
         """Look again: the state changed, or a client is heard again."""
         self._woken.set()
 
     async def _report_silence(self) -> None:
-        present = self.services.sessions.present
+        sessions = self.services.sessions
+        sessions.pulse()
         for member in list(self.state.members.values()):
-            if member.silent == present(member.client):
-                event = ev.Found(member.client) if member.silent else ev.Lost(member.client)
-                await self._surely(event)
+            client = member.client
+            if member.silent == sessions.present(client):
+                await self._surely(ev.Found(client) if member.silent else ev.Lost(client))
+            elif member.silent and sessions.silent_for(client) > self.services.limits.forget_seconds:
+                await self._forget(client)
+
+    async def _forget(self, client: str) -> None:
+        await self._surely(ev.Forgotten(client))
+        if client not in self.state.members:
+            self.activities.pop(client, None)
+            self.devices.pop(client, None)
+            self.services.sessions.forget(client)
 
     async def stop(self) -> None:
         """Finish what is being written. What waits for others is cut off and done again after a restart."""
@@ -157,7 +155,9 @@ class CoordinatorRun:
         def on_failure(error: Exception, failures: int) -> None:
             if failures == 1:
                 log.warning("%s; trying again", error, extra=self.log_fields)
-            self._show("database", "the database does not answer; trying again until it does")
+            self._show(
+                "database", f"the database does not answer ({clean(str(error))}); trying again until it does"
+            )
 
         try:
             await retrying(
@@ -166,12 +166,15 @@ class CoordinatorRun:
                 on_failure=on_failure,
                 backoff=Backoff(5.0),
             )
-        except FedelError as error:
-            await self._surely(ev.Broken(str(error)))
         except Exception as error:
-            log.exception("round failed", extra=self.log_fields)
-            reason = f"round {self.state.handover.round_num}: {type(error).__name__}: {error}; see the log"
-            await self._surely(ev.Broken(reason))
+            log.exception("%s failed", type(event).__name__, extra=self.log_fields)
+            if not isinstance(event, ev.Stuck):
+                await self._surely(ev.Stuck(self._reason(error)))
+
+    def _reason(self, error: Exception) -> str:
+        """An error as the reason of a pause."""
+        told = str(error) if isinstance(error, FedelError) else f"{type(error).__name__}: {error}; see the log"
+        return clean(f"round {self.state.handover.round_num}: {told}")
 
     async def _apply(self, event: ev.Event) -> None:
         async with self._lock:
@@ -191,14 +194,16 @@ class CoordinatorRun:
                 for activity in self.activities.values():
                     activity.phase = "idle"
             for effect in effects:
-                await self._carry_out(effect)
+                await self._try_to_carry_out(effect)
+        if state.phase == HELD != before.phase:
+            log.error("run '%s' is paused: %s", self.name, state.message, extra=self.log_fields)
         if state is not before:
             self.wake()
             self.change.notify()
 
     async def control(self, action: str) -> None:
         """Pause, resume or stop; stopping what has ended already is not an error."""
-        if self.ended and action != "stop":
+        if self.ended and not action.startswith("stop"):
             raise RunEnded(f"run '{self.name}' is {self.state.phase}: create a new run to continue training")
         try:
             await self.apply(ev.Controlled(action))
@@ -206,39 +211,55 @@ class CoordinatorRun:
             raise RunEnded(f"run '{self.name}': {error}") from None
 
     async def receive(self, session: Session, message: messages.Message) -> None:
-        """A message of an agent about this run."""
+        """A message of an agent about this run. What does not pass the gate is counted and logged."""
         client, fields = session.client, self.log_fields | {"client": session.client}
-        if isinstance(message, pb.Join):
-            return await self._join(session, message)
+        if isinstance(message, pb.Join) and self.ended:
+            return session.push(messages.ended_message(self.name, self.state.phase))
+        if objection := self._objection(session, message):
+            is_join = isinstance(message, pb.Join)
+            self._refuse(client, "join" if is_join else "progress", objection)
+            return session.push(messages.refusal_message(self.name, objection)) if is_join else None
         if isinstance(message, pb.TaskProgress):
-            if self.state.open is not None and message.round_num == self.state.open.round_num:
-                self._activity(client).progressed(message)
-                self.change.notify()
-            return None
-        if isinstance(message, pb.TaskFailed):
-            self.services.metrics.tasks_failed.labels(self.name).inc()
-            log.warning("%s failed: %s", client, message.message, extra=fields)
+            return self._progressed(client, message)
         event = messages.event_of(client, session.device, message)
         assert event is not None
+        if isinstance(event, ev.Joined):
+            return await self._join(session, event)
+        if isinstance(event, ev.Failed):
+            self.services.metrics.tasks_failed.labels(self.name).inc()
+            log.warning("%s failed: %s", client, event.message, extra=fields)
         await self.apply(event)
         if isinstance(event, ev.Done):
-            task = self.state.open.tasks.get(client) if self.state.open else None
-            self._activity(client).done(event.result, task)
-            self.change.notify()
+            self._show_done(client, event.result)
         return None
 
-    async def _join(self, session: Session, join: pb.Join) -> None:
+    def _objection(self, session: Session, message: messages.Message) -> str:
+        members, most = self.state.members, self.services.limits.max_clients
+        if isinstance(message, pb.Join) and session.client not in members and len(members) >= most:
+            return f"the run has {most} clients, and takes no more (max_clients of the coordinator)"
+        return messages.objection_to(session.client, session.device, message, self.spec)
+
+    def _refuse(self, client: str, kind: str, reason: str) -> None:
+        self.services.metrics.refused.labels(kind).inc()
+        log.warning("refused: %s", clean(reason), extra=self.log_fields | {"client": client, "kind": kind})
+        self.services.sessions.count_refusal(client)
+
+    def _progressed(self, client: str, progress: pb.TaskProgress) -> None:
+        open_round = self.state.open
+        if open_round is not None and progress.round_num == open_round.round_num and client in open_round.tasks:
+            self._activity(client).progressed(progress)
+            self.change.notify()
+
+    def _show_done(self, client: str, result: TaskResult) -> None:
+        open_round = self.state.open
+        if open_round is not None and open_round.results.get(client) is result:
+            self._activity(client).done(result, open_round.tasks.get(client))
+            self.change.notify()
+
+    async def _join(self, session: Session, event: ev.Joined) -> None:
         client, fields = session.client, self.log_fields | {"client": session.client}
-        if self.ended:
-            return session.push(messages.ended_message(self.name, self.state.phase))
-        if reason := messages.objection(join, self.spec):
-            self.services.metrics.refused.labels("join").inc()
-            log.warning("refused %s: %s", client, reason, extra=fields)
-            return session.push(messages.refusal_message(self.name, reason))
         self.devices[client] = session.device
         session.joined.add(self.name)
-        event = messages.event_of(client, session.device, join)
-        assert event is not None
         try:
             await self.apply(event)
         except StoreUnavailable:
@@ -246,7 +267,6 @@ class CoordinatorRun:
             raise
         self._activity(client)
         log.info("%s joined", client, extra=fields)
-        return None
 
     async def left(self, client: str) -> None:
         log.info("%s left", client, extra=self.log_fields | {"client": client})
@@ -258,6 +278,18 @@ class CoordinatorRun:
 
     # Effects
 
+    async def _try_to_carry_out(self, effect: ev.Effect) -> None:
+        """The state has changed: an effect that fails must not take those after it along."""
+        try:
+            await self._carry_out(effect)
+        except Exception as error:
+            log.exception("%s failed", type(effect).__name__, extra=self.log_fields)
+            if isinstance(effect, ev.SendTask):
+                why = clean(f"its task cannot be sent: {type(error).__name__}: {error}")
+                self.post(ev.Failed(effect.task.client, effect.task.round_num, why))
+            else:
+                self.post(ev.Stuck(self._reason(error)))
+
     async def _carry_out(self, effect: ev.Effect) -> None:
         push = self.services.sessions.push
         match effect:
@@ -265,21 +297,21 @@ class CoordinatorRun:
                 push(effect.task.client, self.name, messages.task_message(self.name, self.spec, effect))
             case ev.SendClosed(client):
                 push(client, self.name, messages.closed_message(self.name, effect))
-            case ev.Ignore(client, reason):
-                self.services.metrics.refused.labels("done").inc()
-                log.warning("ignored %s", reason, extra=self.log_fields | {"client": client})
+            case ev.Ignore(client, reason, kind):
+                self._refuse(client, kind, reason)
             case ev.Evaluate(client):
                 push(client, self.name, messages.evaluation_message(self.name, effect))
             case ev.Open():
                 self._start(self._call(self._open(effect)), WAITS)
-            case ev.Seal(round_num):
-                self._start(self._call(self._seal(round_num)), WAITS)
+            case ev.Seal():
+                self._start(self._call(self._seal(effect)), WAITS)
             case ev.Commit(round_num, clients):
                 self._start(self._call(self._commit(round_num, clients)), WAITS)
             case ev.Keep():
                 self._start(self._call(self._keep(effect)), WAITS)
             case ev.Close(record):
-                await self._close(record)
+                self.last_record = record
+                await self.keeper.close(record)
             case ev.End(phase, message):
                 await self._end(phase, message)
             case ev.Wait(until, why):
@@ -298,16 +330,19 @@ class CoordinatorRun:
         except StoppedWaiting:
             event = ev.Interrupted()
         except ServiceError as error:
-            event = ev.Broken(str(error))
+            event = ev.Stuck(self._reason(error))
+        except Exception as error:
+            log.exception("a call to the aggregators failed", extra=self.log_fields)
+            event = ev.Stuck(self._reason(error))
         if event is not None:
             await self._surely(event)
 
     async def _open(self, effect: ev.Open) -> None:
         await self.services.shards.open(self.name, effect.round_num, effect.participants, self._outages())
 
-    async def _seal(self, round_num: int) -> ev.Event:
-        reports = await self.services.shards.seal(self.name, round_num, self._outages())
-        return ev.Sealed(round_num, tuple(reports))
+    async def _seal(self, effect: ev.Seal) -> ev.Event:
+        reports = await self.services.shards.seal(self.name, effect.round_num, self._outages())
+        return ev.Sealed(effect.round_num, tuple(reports), effect.attempt)
 
     async def _commit(self, round_num: int, clients: tuple[str, ...]) -> ev.Event:
         return await self.services.shards.commit(self.name, round_num, clients, self._outages())
@@ -322,69 +357,32 @@ class CoordinatorRun:
                 log.warning("%s", notice, extra=self.log_fields)
             self._show("aggregators", notice)
 
-        return OutageHandler(show, lambda: self.state.phase == STOPPING)
+        return OutageHandler(show, lambda: self.ended or self.state.phase == STOPPING)
 
     def _show(self, source: str, notice: str) -> None:
         if notice != self._notices[source]:
             self._notices[source] = notice
             self.change.notify()
 
-    async def _close(self, record: RoundRecord) -> None:
-        self.last_record = record
-        metrics = self.services.metrics
-        metrics.observe_round(self.name, record, self.spec.num_bytes)
-        if record.accuracy is not None and record.test_loss is not None:
-            metrics.observe_evaluation(self.name, record.accuracy, record.test_loss)
-        await self.write(lambda directory: directory.append(record.to_json()))
-        log.info("%s", _line(record), extra={"run": self.name, "round": record.round})
-
     async def _end(self, phase: str, message: str) -> None:
-        """Write the result, and send the end to every client."""
+        """Write the result, and send the end to every client and aggregator."""
         level = logging.ERROR if phase == FAILED else logging.INFO
         log.log(level, "run '%s' %s. %s", self.name, phase, message, extra=self.log_fields)
         self._notices = dict.fromkeys(self._notices, "")
         for client in self.state.members:
             self.services.sessions.push(client, self.name, messages.ended_message(self.name, phase))
-        await self.write_result()
+        self._start(self._end_shards(), WAITS)
+        await self.keeper.write_result()
 
-    async def write_result(self) -> None:
-        await self.write(lambda directory: directory.finish(self._result()))
-
-    async def write(self, how: Callable[[RunDirectory], None]) -> None:
-        """To the run's directory, if it has one. Trouble there stops nothing: the store has everything."""
-        if self.directory is not None:
-            try:
-                await asyncio.to_thread(how, self.directory)
-            except OSError as error:
-                log.error("cannot write to %s: %s", self.directory.path, error, extra=self.log_fields)
-
-    def _result(self) -> RunResult:
-        store, planner = self.services.store, self.engine.planner
-        row = store.run(self.name) or self.row
-        return run_result(
-            name=self.name,
-            phase=row.phase,
-            message=row.message,
-            strategy=planner.strategy.name,
-            seed=self.config.seed,
-            scope=planner.scope,
-            weights=[tensor.name for tensor in self.spec.weights],
-            records=[RoundRecord.from_json(text) for text in store.records(self.name)],
-            wall_seconds=(row.ended_at or row.created_at) - row.created_at,
-            model_version=row.model_version,
-        )
+    async def _end_shards(self) -> None:
+        """A run that is over takes nothing; where this does not arrive, only the aggregator's disk pays."""
+        try:
+            await self.services.shards.end(self.name)
+        except (ServiceError, StoppedWaiting) as error:
+            log.warning("an aggregator does not know that the run is over: %s", error, extra=self.log_fields)
 
 
 def from_config(row: RunRow) -> dict[str, Any]:
     """The run's job as a table."""
     table: dict[str, Any] = from_json(dict[str, Any], row.config_json, f"configuration of run '{row.name}'")
     return table
-
-
-def _line(record: RoundRecord) -> str:
-    loss = "-" if record.loss is None else f"{record.loss:.4f}"
-    tested = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"
-    return (
-        f"round {record.round}: {record.num_updates} of {record.num_tasks} updates,"
-        f" {record.latency_seconds:.2f} s, loss {loss}{tested}"
-    )

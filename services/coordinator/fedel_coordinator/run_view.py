@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedel.records import ClientRecord, RoundRecord
-from fedel.roles.run_state import COMMITTED, OPEN, SEALED, STOPPING
+from fedel.roles.run_state import COMMITTED, HELD, OPEN, PAUSED, SEALED, STOPPING
 from fedel.types import ModelSpec
 from fedel_coordinator import persistence
 from fedel_coordinator.activity import Activity
@@ -48,6 +48,9 @@ class RunView:
     best_accuracy: float | None
     best_version: int | None
     open_round: OpenRoundView | None = None
+    num_clients: int = 0
+    """That joined; 0 for a run that ended before this process started."""
+    num_connected: int = 0
 
     @property
     def stops_after_round(self) -> bool:
@@ -135,8 +138,8 @@ class LiveRun:
             run=run.name,
             config=from_config(run.row),
             config_json=run.row.config_json,
-            phase=state.phase,
-            message=run.notice or state.message,
+            phase=PAUSED if state.phase == HELD else state.phase,
+            message=_first(state.message if state.phase == HELD else "", run.notice, state.message),
             num_rounds=run.config.rounds.num_rounds,
             rounds_closed=state.handover.round_num,
             budget_seconds=budget,
@@ -144,6 +147,8 @@ class LiveRun:
             best_accuracy=state.best_accuracy,
             best_version=state.best_version,
             open_round=shown,
+            num_clients=len(state.members),
+            num_connected=sum(run.services.sessions.ready(client, run.name) for client in state.members),
         )
 
     async def clients(self) -> dict[str, ClientView]:
@@ -224,8 +229,13 @@ class EndedRun:
         return {row.client: _stored_client(row, record) for row in rows}
 
     async def control(self, action: str) -> None:
-        if action != "stop":
+        if not action.startswith("stop"):
             raise RunEnded(f"run '{self.name}' is {self.row.phase}: create a new run to continue training")
+
+
+def _first(*texts: str) -> str:
+    """The first text that is not empty."""
+    return next((text for text in texts if text), "")
 
 
 def _stored_client(row: ClientRow, record: RoundRecord | None) -> ClientView:

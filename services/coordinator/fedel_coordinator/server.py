@@ -26,6 +26,8 @@ from fedel_coordinator.store import Store
 from fedel_coordinator.web.page import serve_page
 
 log = logging.getLogger(__name__)
+MAX_MESSAGE = 1024 * 1024
+"""Bytes of one message: a join with the profile of a large model, or a run's specification, needs a tenth."""
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 
 
@@ -41,7 +43,8 @@ async def serve(
     shards = shards or Shards(config.aggregators, config.tls)
     registry = new_registry("coordinator")
     coordinator = Coordinator(config, kept, shards, monotonic, CoordinatorMetrics(registry))
-    server = Server([SERVICE], config.tls, registry, STATUSES)
+    options = [("grpc.max_receive_message_length", MAX_MESSAGE)]
+    server = Server([SERVICE], config.tls, registry, STATUSES, options)
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
     try:
         await coordinator.start()

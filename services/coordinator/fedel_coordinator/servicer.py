@@ -7,110 +7,37 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fedel_services.guard import require_client
 from grpc import aio
 
 from fedel.errors import ConfigError
-from fedel.roles import events as ev
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from fedel.wire.codec import spec_from_pb
+from fedel.wire.watch import MAX_LETTERS, in_parts
 from fedel_coordinator import messages
+from fedel_coordinator.agent_sessions import AgentSessions
 from fedel_coordinator.change_signal import wait_for_event
 from fedel_coordinator.coordinator import Coordinator
-from fedel_coordinator.errors import AggregatorAway, NoSuchRun, SessionReplaced, Stopping
+from fedel_coordinator.errors import AggregatorAway, NoSuchRun, Stopping
 from fedel_coordinator.run_view import ShownRun
-from fedel_coordinator.sessions import Device
-from fedel_coordinator.sessions import Session as AgentSession
-from fedel_coordinator.status import run_status
+from fedel_coordinator.status import client_status, run_status
 
 log = logging.getLogger(__name__)
 
 REST_SECONDS = 0.1
 """A follower receives changes at most this often."""
 BATCH_BYTES = 1024 * 1024
+"""Of one page of runs."""
 BATCH_ROUNDS = 200
-MAX_CLIENT_NAME = 200
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
+        self._sessions = AgentSessions(coordinator)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        """Receives and sends at the same time; sending ends when receiving does."""
-        hello = await _hello(request_iterator)
-        await require_client(context, hello.client)
-        device = Device(hello.device.device_type, hello.device.memory_bytes, hello.device.agent_version)
-        session = self._coordinator.sessions.open(hello.client, device)
-        receiving = asyncio.create_task(self._receive(session, request_iterator))
-        try:
-            welcome = pb.Welcome(heartbeat_seconds=self._coordinator.config.heartbeat_seconds)
-            await context.write(pb.SessionResponse(welcome=welcome))
-            for offer in self._coordinator.offers():
-                session.push(offer)
-            async for message in session.messages():
-                await context.write(message)
-            await self._end(session, receiving, context)
-        finally:
-            receiving.cancel()
-            self._close(session)
-
-    async def _receive(self, session: AgentSession, requests: Any) -> None:
-        try:
-            async for request in requests:
-                if not session.superseded:
-                    self._heard(session)
-                    await self._take(session, request)
-        finally:
-            session.end()
-
-    def _heard(self, session: AgentSession) -> None:
-        was_present = self._coordinator.sessions.present(session.client)
-        self._coordinator.sessions.heard(session.client)
-        if not was_present:
-            for name in session.joined:
-                self._coordinator.runs[name].wake()
-
-    async def _take(self, session: AgentSession, request: pb.SessionRequest) -> None:
-        kind = request.WhichOneof("kind")
-        if kind is None or kind in ("hello", "heartbeat"):
-            self._coordinator.metrics.heartbeats.inc(kind == "heartbeat")
-            return
-        message: messages.Message = getattr(request, kind)
-        run = self._coordinator.runs.get(message.run)
-        if run is not None:
-            await run.receive(session, message)
-        else:
-            self._coordinator.metrics.refused.labels("unknown_run").inc()
-            reason = f"this coordinator has no live run '{message.run}': wait for an offer"
-            session.push(messages.refusal_message(message.run, reason))
-
-    async def _end(self, session: AgentSession, receiving: asyncio.Task[None], context: Any) -> None:
-        """Say why the stream ends; where the agent closed it, it left its runs."""
-        client = session.client
-        if session.superseded:
-            self._coordinator.metrics.refused.labels("superseded").inc()
-            raise SessionReplaced(
-                f"another agent opened a session as client '{client}': give every agent a name of its own"
-            )
-        if not receiving.done():
-            return
-        if (error := receiving.exception()) is not None:
-            raise error
-        # A stream that broke looks like one that was closed, until something is written to it.
-        await context.write(pb.SessionResponse())
-        for name in session.joined:
-            # Checked for every run: the client may come back while it leaves the run before.
-            if self._coordinator.sessions.is_current(session):
-                await self._coordinator.runs[name].left(client)
-
-    def _close(self, session: AgentSession) -> None:
-        """A newer session of the client may have joined already: then the client is not disconnected."""
-        if self._coordinator.sessions.is_current(session):
-            self._coordinator.sessions.close(session)
-            for name in session.joined:
-                self._coordinator.runs[name].post(ev.Disconnected(session.client))
+        await self._sessions.serve(request_iterator, context)
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Any) -> pb.CreateRunResponse:  # noqa: ARG002
         try:
@@ -119,19 +46,26 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             raise AggregatorAway(
                 f"an aggregator does not answer ({error.details()}): start it, then create the run again"
             ) from None
-        return pb.CreateRunResponse(status=await self._status(run))
+        return pb.CreateRunResponse(status=self._status(run))
 
     async def ControlRun(self, request: pb.ControlRunRequest, context: Any) -> pb.ControlRunResponse:  # noqa: ARG002
         run = await self._find(request.run)
         action = messages.ACTIONS.get(request.action)
         if action is None:
-            raise ConfigError("no action: choose pause, resume or stop")
+            raise ConfigError("no action: choose pause, resume, stop or stop now")
         await run.control(action)
-        return pb.ControlRunResponse(status=await self._status(run))
+        return pb.ControlRunResponse(status=self._status(run))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:  # noqa: ARG002
-        runs = await self._coordinator.shown_runs()
-        return pb.ListRunsResponse(runs=[await self._status(run) for run in runs])
+        runs = (await self._coordinator.shown_runs())[max(0, request.offset) :]
+        page, size = list[pb.RunStatus](), 0
+        for run in runs:
+            status = self._status(run)
+            size += status.ByteSize()
+            if page and size > BATCH_BYTES:
+                break
+            page.append(status)
+        return pb.ListRunsResponse(runs=page, more=len(page) < len(runs))
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Any) -> AsyncIterator[pb.WatchRunResponse]:  # noqa: ARG002
         run, sent = await self._find(request.run), 0
@@ -140,9 +74,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             ended = run.ended
             records = await self._records(run.name, sent)
             sent += len(records)
-            status = await self._status(run)
-            status.rounds_json.extend(records)
-            yield pb.WatchRunResponse(status=status)
+            for part in in_parts(self._status(run), await self._clients(run), records):
+                yield part
             if self._coordinator.stopping and not ended:
                 raise Stopping("the coordinator is stopping; the run goes on after its next start")
             if ended and not records:
@@ -163,7 +96,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         size = 0
         for text in texts:
             size += len(text)
-            if taken and size > BATCH_BYTES:
+            if taken and size > MAX_LETTERS:
                 break
             taken.append(text)
         return taken
@@ -182,19 +115,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             raise NoSuchRun(f"no run '{name}' here; `fedel runs` lists them" if name else "there is no run yet")
         return run
 
-    async def _status(self, run: ShownRun) -> pb.RunStatus:
-        """With the clients of a live run; those of an ended run are in its records."""
+    def _status(self, run: ShownRun) -> pb.RunStatus:
+        return run_status(run.view(), self._coordinator.clock())
+
+    async def _clients(self, run: ShownRun) -> list[pb.ClientStatus]:
+        """Those of a live run; those of an ended run are in its records."""
         clients = [] if run.name not in self._coordinator.runs else (await run.clients()).values()
-        return run_status(run.view(), clients, self._coordinator.clock())
-
-
-async def _hello(requests: Any) -> pb.Hello:
-    async for request in requests:
-        hello: pb.Hello = request.hello
-        named = 0 < len(hello.client) <= MAX_CLIENT_NAME and hello.client.isprintable()
-        if request.WhichOneof("kind") == "hello" and named:
-            return hello
-        break
-    raise ConfigError(
-        f"a session begins with Hello and a client's name of at most {MAX_CLIENT_NAME} printable letters"
-    )
+        return [client_status(client) for client in clients]

@@ -14,6 +14,7 @@ from grpc import aio
 
 from fedel.errors import ServiceError
 from fedel.roles.events import Committed
+from fedel.roles.gate import DIVERGED, clean
 from fedel.security.tls import Tls
 from fedel.types import Participant, Report
 from fedel.v1 import aggregator_pb2 as pb
@@ -21,7 +22,8 @@ from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.wire.channel import Dialer
 from fedel.wire.codec import participant_to_pb, report_from_pb
 from fedel.wire.fan_out import fan_out
-from fedel.wire.retry import Backoff, retrying
+from fedel.wire.retry import Backoff, describe, is_transient, retrying
+from fedel.wire.streams import REASON
 
 if TYPE_CHECKING:
     from fedel.v1.aggregator_pb2_grpc import AggregatorServiceAsyncStub
@@ -30,6 +32,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LONGEST_WAIT_SECONDS = 5.0
 """Between two tries: a run must go on soon after its aggregator is back."""
+
+
+MAX_REASON = 300
+"""Letters of an aggregator's answer that are shown."""
+TOO_LARGE = "larger than max"
+"""What gRPC says about a message that is larger than a receiver takes."""
+END_TRIES = 5
 
 
 class StoppedWaiting(Exception):
@@ -117,6 +126,18 @@ class Shards:
         request = pb.KeepVersionRequest(run=run, version=version, label=label)
         await self._all(lambda i: self._stub(i).KeepVersion(request), outages)
 
+    async def end(self, run: str) -> None:
+        """Tell the aggregators that the run is over, so that they take nothing of it any more."""
+        failures = 0
+
+        def give_up() -> bool:
+            nonlocal failures
+            failures += 1
+            return failures > END_TRIES * len(self.addresses)
+
+        request = pb.EndRunRequest(run=run)
+        await self._all(lambda i: self._stub(i).EndRun(request), OutageHandler(lambda _: None, give_up))
+
     async def _all(self, call: Callable[[int], Awaitable[T]], outages: OutageHandler) -> list[T]:
         """Every shard's answer. Every call may be repeated: the aggregator gives the same answer again."""
         return await fan_out(self._answer(call, i, outages) for i in range(len(self.addresses)))
@@ -124,21 +145,41 @@ class Shards:
     async def _answer(self, call: Callable[[int], Awaitable[T]], shard: int, outages: OutageHandler) -> T:
         address = self.addresses[shard]
 
-        def on_failure(_error: Exception, _failures: int) -> None:
+        def on_failure(error: Exception, _failures: int) -> None:
             if outages.give_up():
                 raise StoppedWaiting from None
-            outages.show(f"aggregator {address} does not answer; trying again until it does")
+            outages.show(f"aggregator {address} {_trouble(error)}; trying again until it does")
 
         backoff = Backoff(LONGEST_WAIT_SECONDS)
         try:
-            answer = await retrying(lambda: call(shard), on_failure=on_failure, backoff=backoff)
+            answer = await retrying(lambda: call(shard), retried=passes, on_failure=on_failure, backoff=backoff)
         except aio.AioRpcError as error:
-            raise ServiceError(_refusal(address, error)) from error
+            raise ServiceError(refusal(address, error)) from error
         if backoff.failures:
             outages.show("")
         return answer
 
 
-def _refusal(address: str, error: aio.AioRpcError) -> str:
-    hint = "; has its data directory been lost or changed?" if error.code() is grpc.StatusCode.NOT_FOUND else ""
-    return f"aggregator {address} refused with {error.code().name}: {error.details()}{hint}"
+def passes(error: Exception) -> bool:
+    """Whether a call may succeed when it is repeated; a message that is too large stays too large."""
+    return is_transient(error) and TOO_LARGE not in describe(error)
+
+
+def _trouble(error: Exception) -> str:
+    code = error.code().name if isinstance(error, aio.AioRpcError) else type(error).__name__
+    return f"does not answer as it should ({code}: {clean(describe(error), MAX_REASON)})"
+
+
+def refusal(address: str, error: aio.AioRpcError) -> str:
+    reason, text = reason_of(error), clean(describe(error), MAX_REASON)
+    hint = ""
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        hint = "; has its data directory been lost or changed?"
+    elif reason == "not_finite":
+        hint = f"; {DIVERGED}: stop the run and start another with a lower work.lr"
+    return f"aggregator {address} refused with {error.code().name}: {text}{hint}"
+
+
+def reason_of(error: aio.AioRpcError) -> str:
+    """The one word that a service of FedEL sends with a refusal; empty from others."""
+    return next((str(value) for key, value in error.trailing_metadata() or () if key == REASON), "")

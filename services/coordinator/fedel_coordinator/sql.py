@@ -28,6 +28,9 @@ Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow)
 LOCKED_SECONDS = 30
 """How long to wait for another process that writes to the same SQLite file."""
 
+DAMAGED = ("malformed", "not a database")
+"""What SQLite says about a file that it cannot read."""
+
 _TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean}
 metadata = sa.MetaData()
 
@@ -88,6 +91,9 @@ class SqlStore:
     def set_left(self, run: str, client: str) -> None:
         change = sa.update(clients).where(clients.c.run == run, clients.c.client == client)
         self._execute(change.values(has_left=True))
+
+    def delete_client(self, run: str, client: str) -> None:
+        self._execute(sa.delete(clients).where(clients.c.run == run, clients.c.client == client))
 
     def clients(self, run: str) -> list[ClientRow]:
         return self._sorted(ClientRow, sa.select(clients).where(clients.c.run == run))
@@ -181,6 +187,13 @@ class SqlStore:
             raise StoreUnavailable(
                 f"database {engine.url}: {cause}; check that it is there and may be written to"
             ) from error
+        except exc.DatabaseError as error:
+            if engine.dialect.name != "sqlite" or not any(sign in str(error.orig) for sign in DAMAGED):
+                raise
+            raise ServiceError(
+                f"database file {engine.url.database} is damaged ({error.orig}): put a backup in its place, or"
+                " move it away to start without runs; the models are still at the aggregators"
+            ) from None
 
 
 def _round(run: str, round_num: int) -> sa.Update:

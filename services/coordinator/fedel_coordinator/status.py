@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel_coordinator.messages import PHASES
 from fedel_coordinator.run_view import ClientView, RunView
 
 
-def run_status(view: RunView, clients: Iterable[ClientView], now: float) -> pb.RunStatus:
+def run_status(view: RunView, now: float) -> pb.RunStatus:
+    """Without the clients."""
     open_round = view.open_round
     return pb.RunStatus(
         run=view.run,
@@ -23,12 +22,13 @@ def run_status(view: RunView, clients: Iterable[ClientView], now: float) -> pb.R
         round_phase=open_round.phase if open_round else "waiting",
         round_seconds=max(0.0, now - open_round.opened_at) if open_round else 0.0,
         model_version=view.rounds_closed,
-        clients=[_client_status(client) for client in clients],
         created_at=view.created_at,
+        num_clients=view.num_clients,
+        num_connected=view.num_connected,
     )
 
 
-def _client_status(client: ClientView) -> pb.ClientStatus:
+def client_status(client: ClientView) -> pb.ClientStatus:
     end, front = client.window or (0, 0)
     return pb.ClientStatus(
         client=client.client,

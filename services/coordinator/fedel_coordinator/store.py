@@ -94,6 +94,10 @@ class Store(Protocol):
         """The client said goodbye."""
         ...
 
+    def delete_client(self, run: str, client: str) -> None:
+        """The run need not remember the client."""
+        ...
+
     def clients(self, run: str) -> list[ClientRow]:
         """By name."""
         ...

@@ -32,7 +32,9 @@ from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
 from fedel.wire.codec import memory_from_pb, profile_to_pb, report_to_pb, spec_to_pb, task_from_pb
 from fedel.wire.payload import pack
+from fedel.wire.retry import retrying
 from fedel.wire.streams import fetch_model, model_header, push_model, push_update
+from fedel.wire.watch import whole
 from tests.strategies.fakes import WORK, FakeTrainer, initial_model, spec
 from tests.strategies.fakes import fleet as uneven_trainers
 
@@ -217,7 +219,8 @@ class ScriptedAgent:
                 mine = {n: p for n, p in update.patches.items() if not shard.tensors or n in shard.tensors}
                 payload = pack(mine)
                 num_bytes += payload.num_bytes
-                await push_update(stub, message.run, update.report, payload)
+                # Repeated like an agent's: the round may not be open at the aggregator yet.
+                await retrying(functools.partial(push_update, stub, message.run, update.report, payload))
         self.uploaded.set()
         if act not in ("upload", "half"):
             phases = pb.PhaseSeconds(download=0.5, train=2.0, upload=1.0)
@@ -271,6 +274,7 @@ class Federation:
         self.settings = {
             "database_url": f"sqlite:///{folder}/coordinator.db",
             "heartbeat_seconds": 1.0,
+            "silent_heartbeats": 60.0,  # the scripted agents send no heartbeats
         } | settings
         self.address = ""
         self.coordinator: Coordinator
@@ -353,9 +357,9 @@ class Federation:
         """Follow the run until its status is as wanted."""
 
         async def follow() -> pb.RunStatus:
-            async for response in self.stub.WatchRun(pb.WatchRunRequest(run=run)):
-                if wanted(response.status):
-                    return response.status
+            async for status in whole(self.stub.WatchRun(pb.WatchRunRequest(run=run))):
+                if wanted(status):
+                    return status
             raise AssertionError("the run ended without it")
 
         return await asyncio.wait_for(follow(), STEP_SECONDS)
@@ -365,11 +369,21 @@ class Federation:
         records: list[RoundRecord] = []
 
         async def follow() -> None:
-            async for response in self.stub.WatchRun(pb.WatchRunRequest(run=run)):
-                records.extend(RoundRecord.from_json(text) for text in response.status.rounds_json)
+            async for status in whole(self.stub.WatchRun(pb.WatchRunRequest(run=run))):
+                records.extend(RoundRecord.from_json(text) for text in status.rounds_json)
 
         await asyncio.wait_for(follow(), STEP_SECONDS)
         return records
+
+    async def until_lost(self, client: str, why: str, run: str = RUN) -> str:
+        """Wait until the open round does not wait for a client any more, for this reason; the whole reason."""
+        live = self.coordinator.runs[run]
+
+        def reason() -> str:
+            return live.state.open.lost.get(client, "") if live.state.open else ""
+
+        await until(lambda: why in reason(), live)
+        return reason()
 
     def refused(self, reason: str) -> float:
         """Agents' messages that the coordinator refused for a reason."""

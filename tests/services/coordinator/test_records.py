@@ -144,3 +144,16 @@ def test_a_directory_is_started_again(tmp_path: Path) -> None:
     assert '{"round": 0}\n' == (tmp_path / "one" / "rounds.jsonl").read_text()
     assert {"seed": 1} == toml.read(tmp_path / "one" / "config.toml")
     assert not directory.finished
+
+
+@asynchronous
+async def test_an_empty_database_beside_folders_of_runs_is_noticed(tmp_path: Path, caplog: Any) -> None:
+    async with Federation(tmp_path, runs_dir=tmp_path / "runs") as federation:
+        assert "holds no run" not in caplog.text
+        await federation.create(run_config())
+        await federation.stop_coordinator()
+        for file in tmp_path.glob("coordinator.db*"):
+            file.unlink()
+        await federation.start_coordinator()
+        assert "holds no run" in caplog.text
+        assert RUN in caplog.text

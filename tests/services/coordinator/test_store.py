@@ -231,3 +231,17 @@ def test_a_password_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable) as caught:
         SqlStore(f"postgresql+psycopg://me:secret@/x?host={tmp_path}")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 500, None], ids=["foreign", "overwritten"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "coordinator.db"
+    store = SqlStore(f"sqlite:///{file}")
+    store.create_run(RUN)
+    store.close()
+    sound = file.read_bytes()
+    file.write_bytes(content or sound[:4096] + b"\xff" * (len(sound) - 4096))
+    with pytest.raises(ServiceError, match="is damaged") as caught:
+        SqlStore(f"sqlite:///{file}").runs()
+    assert str(file) in str(caught.value)
+    assert "backup" in str(caught.value)

@@ -51,14 +51,77 @@ async def test_a_run_whose_aggregator_is_away_can_be_stopped(tmp_path: Path) -> 
 
 
 @asynchronous
-async def test_a_run_whose_model_is_lost_fails_and_says_why(tmp_path: Path) -> None:
+async def test_a_run_that_is_stopped_at_once_waits_for_no_aggregator(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await lose_an_aggregator_before_the_fold(federation, run_config(evaluate_every=0))
+        await federation.status(lambda s: "does not answer" in s.message)
+        status = await federation.control(pb.RUN_ACTION_STOP_NOW)
+        assert pb.RUN_PHASE_STOPPED == status.phase
+        assert "stopped in round 0, which was not closed" == status.message
+
+
+@asynchronous
+async def test_an_open_round_can_be_given_up(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config())
+        agents = federation.start_agents(3)
+        for agent in agents:
+            agent.hold.clear()
+        await agents[0].until("task")
+        assert pb.RUN_PHASE_STOPPED == (await federation.control(pb.RUN_ACTION_STOP_NOW)).phase
+        await agents[0].until("ended")
+
+
+@asynchronous
+async def test_a_run_whose_model_is_lost_pauses_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await lose_an_aggregator_before_the_fold(federation, run_config(evaluate_every=0))
         await federation.start_aggregator(folder="another")
-        assert [] == await federation.finished()
-        status = (await federation.stub.ListRuns(pb.ListRunsRequest())).runs[0]
-        assert pb.RUN_PHASE_FAILED == status.phase
+        status = await federation.status(lambda s: s.phase == pb.RUN_PHASE_PAUSED)
         assert f"{federation.aggregators[0]} refused with NOT_FOUND" in status.message
+        assert "has its data directory been lost or changed?" in status.message
+        assert "`fedel runs resume` tries again" in status.message
+        await federation.stop_aggregator()
+        await federation.start_aggregator()
+        await federation.restart_coordinator()
+        await federation.status(lambda s: s.phase == pb.RUN_PHASE_PAUSED)
+        await federation.control(pb.RUN_ACTION_RESUME)
+        records = await federation.finished()
+        assert [3, 3, 3] == [record.num_updates for record in records]
+        assert same_bits(expected_model(), await federation.model())
+
+
+@asynchronous
+async def test_an_unexpected_error_pauses_the_run(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))
+        planner = federation.coordinator.runs[RUN].engine.planner
+        kept, planner.plan = planner.plan, _broken
+        federation.agent("client-0")
+        status = await federation.status(lambda s: s.phase == pb.RUN_PHASE_PAUSED)
+        assert "round 0: IndexError: list index out of range" in status.message
+        planner.plan = kept
+        await federation.control(pb.RUN_ACTION_RESUME)
+        assert 1 == (await federation.finished())[0].num_updates
+
+
+@asynchronous
+async def test_metrics_and_files_that_fail_hold_no_round(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    async with Federation(tmp_path, runs_dir=folder) as federation:
+        await federation.create(run_config(num_rounds=2, evaluate_every=0))
+        run = federation.coordinator.runs[RUN]
+        run.services.metrics.observe_round = _broken
+        run.keeper.directory.append = _broken
+        agents = federation.start_agents(3)
+        await agents[0].until("closed", round_num=0)
+        status = await federation.status(lambda s: "the run goes on" in s.message or s.model_version == 2)
+        assert "cannot write to" in status.message or status.model_version == 2
+        assert 2 == len(await federation.finished())
+
+
+def _broken(*_: Any, **__: Any) -> Any:
+    raise IndexError("list index out of range")
 
 
 class AwayAtTimes:

@@ -1,0 +1,138 @@
+"""The engine's rules for what did not work: rounds with too few updates, and runs that are held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedel.roles import events as ev
+from fedel.roles.gate import DIVERGED
+from fedel.roles.planner import RoundPlanner
+from fedel.roles.run_state import COMMITTED, HELD, OPEN, SEALED, STOPPED, STOPPING, OpenRound, RunState
+from fedel.roles.turn import Turn
+from fedel.types import Participant, Report, Task
+
+MISSING = "it said that it was done, but its update is missing"
+SILENT = "it has not been heard for too long"
+MAX_NAMED = 3
+"""Clients that a message names."""
+
+
+class RepeatingTurn(Turn):
+    def __init__(self, planner: RoundPlanner, tests_itself: bool, state: RunState, now: float) -> None:
+        super().__init__(state, now)
+        self.planner = planner
+        self.rounds = planner.run.rounds
+        self.tests_itself = tests_itself
+        self.min_reports = max(1, self.rounds.min_reports)
+        """No model is made of nothing."""
+
+    # Who may send an update
+
+    def participants(self) -> tuple[Participant, ...]:
+        """The clients of the open round, and those whose update of the round before would still count."""
+        open_round, state = self.state.open, self.state
+        assert open_round is not None
+        late = [task for task in state.previous.tasks.values() if self._may_be_late(task)]
+        return tuple(
+            self.planner.participant(task, state.members[task.client].num_samples)
+            for task in (*open_round.plan.tasks, *late)
+            if task.client in state.members
+        )
+
+    def _may_be_late(self, task: Task) -> bool:
+        """Whether the client's update of the round before would still count, in the open round."""
+        handover = self.state.handover
+        is_before = task.round_num == handover.round_num - 1
+        return (
+            self.rounds.late == "next" and is_before and handover.accepted_round(task.client) < task.round_num
+        )
+
+    def open_shards(self) -> None:
+        """Name the clients of the open round to the aggregators: they take updates of nobody else."""
+        assert self.state.open is not None
+        self.do(ev.Open(self.state.open.round_num, self.participants()))
+
+    # Rounds with too few updates
+
+    def without_update(self, held: Sequence[Report]) -> dict[str, str]:
+        """Clients that said they were done, while not every aggregator has their update."""
+        assert self.state.open is not None
+        return dict.fromkeys(sorted(self.state.open.done - {report.client for report in held}), MISSING)
+
+    def reopen(self, held: Sequence[Report], lost: dict[str, str]) -> None:
+        """Too few updates are there: the aggregators keep them and take more."""
+        open_round = self.state.open
+        assert open_round is not None
+        if self.state.phase == STOPPING:
+            return self.interrupt()
+        done = frozenset(report.client for report in held) & open_round.tasks.keys()
+        seals = open_round.seals + 1
+        self.set_open(replace(open_round, status=OPEN, sealed_at=0.0, done=done, lost=lost, seals=seals))
+        self.do(ev.Persist("plan"))
+        return self.open_shards()
+
+    def give_up(self, open_round: OpenRound) -> None:
+        """The round got too few updates again and again: somebody has to look."""
+        self.hold(
+            f"round {open_round.round_num} got {len(open_round.done)} of {self.min_reports} updates in"
+            f" {open_round.repeats + 1} deadlines of {open_round.plan.deadline_seconds:.0f} s"
+            f" (rounds.max_repeats){_reasons(open_round)}"
+        )
+
+    def divergence(self, open_round: OpenRound) -> str:
+        """Which clients' training diverged in the round, for people; empty if it did for none."""
+        names = [client for client, why in open_round.lost.items() if DIVERGED in why]
+        if not names:
+            return ""
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        why = open_round.lost[names[0]]
+        return (
+            f"round {open_round.round_num}: the training of client '{names[0]}'{more} diverged: lower work.lr"
+            f" ({why})"
+        )
+
+    # Runs that are held
+
+    def hold(self, reason: str) -> None:
+        """Wait until a person resumes the run; a run that is to stop anyway stops."""
+        if self.state.phase == STOPPING:
+            return self.end(STOPPED, f"stopped in round {self.state.handover.round_num}: {reason}")
+        return self.set_phase(HELD, f"{reason}; `fedel runs resume` tries again from here")
+
+    def go_on(self) -> None:
+        """Ask again for what the open round waits for."""
+        open_round = self.state.open
+        if open_round is None:
+            return
+        # The deadline passes at once: who is done counts, and who is idle gets the work (again).
+        self.set_open(replace(open_round, deadline=self.now, repeats=0))
+        self.ask_again(open_round)
+
+    def ask_again(self, open_round: OpenRound) -> None:
+        """Aggregators and testers give the same answer again."""
+        if open_round.status == SEALED:
+            self.do(ev.Seal(open_round.round_num, open_round.seals))
+        elif open_round.status == COMMITTED:
+            self.start_evaluation()
+        else:
+            self.open_shards()
+
+    def start_evaluation(self) -> None:
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        self.end(STOPPED, f"stopped in round {self.state.handover.round_num}, which was not closed")
+
+    def end(self, phase: str, message: str = "") -> None:
+        self.set(replace(self.state, open=None))
+        self.set_phase(phase, message)
+        self.do(ev.End(phase, message))
+
+
+def _reasons(open_round: OpenRound) -> str:
+    """What happened to the clients, the first few of them."""
+    told = [f"'{client}': {why}" for client, why in sorted(open_round.lost.items())[:MAX_NAMED]]
+    silent = sorted(open_round.tasks.keys() - open_round.lost.keys() - open_round.done)
+    told += [f"'{client}' did not answer" for client in silent[: MAX_NAMED - len(told)]]
+    return ": " + ", ".join(told) if told else ""

@@ -1,0 +1,48 @@
+"""What the runs of one coordinator share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fedel.telemetry import CoordinatorMetrics
+from fedel_coordinator.run_directory import RunDirectory
+from fedel_coordinator.sessions import Sessions
+from fedel_coordinator.shards import Shards
+from fedel_coordinator.store import Store
+
+
+def steady_clock() -> Callable[[], float]:
+    """Unix seconds that never jump: deadlines must not move when somebody sets the machine's clock."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
+
+
+class RunLimits(Protocol):
+    """The coordinator's settings that runs look at."""
+
+    @property
+    def max_clients(self) -> int: ...
+
+    @property
+    def forget_seconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class RunServices:
+    """What the runs of one coordinator share."""
+
+    store: Store
+    sessions: Sessions
+    shards: Shards
+    metrics: CoordinatorMetrics
+    clock: Callable[[], float]
+    """Unix seconds."""
+    limits: RunLimits
+    runs_dir: Path | None = None
+
+    def directory(self, run: str) -> RunDirectory | None:
+        return RunDirectory(self.runs_dir / run) if self.runs_dir else None

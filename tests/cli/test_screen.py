@@ -1,0 +1,86 @@
+"""What an operator reads: whatever agents call themselves, with and without a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from rich.console import Console
+
+from fedel.cli.runs import _show
+from fedel.cli.screen import Screen
+from fedel.records import RoundRecord
+from fedel.v1 import coordinator_pb2 as pb
+
+EVIL = "[/red]\x1b]0;PWNED\x07\x1b[2J[link=http://evil]x"
+RECORD = RoundRecord(
+    round=0,
+    strategy="fedel",
+    budget_seconds=0.1,
+    num_tasks=2,
+    num_updates=1,
+    loss=0.5,
+    o1=0.0,
+    clients=(),
+    refused={"a": "loss is nan: training diverged, try a lower learning rate"},
+)
+
+
+def status_of(**fields: object) -> pb.RunStatus:
+    config = json.dumps({"strategy": {"name": "fedel"}})
+    status = pb.RunStatus(run="night", config_json=config, num_rounds=3, phase=pb.RUN_PHASE_RUNNING, **fields)
+    for number in range(2):
+        status.clients.add(
+            client=f"{number}{EVIL}",
+            device_type=EVIL,
+            connected=True,
+            phase="download",
+            train_seconds=12.34,
+            budget_seconds=10.0,
+            bytes_up=123_456_789,
+            bytes_down=123_456_789,
+        )
+    return status
+
+
+def printed(width: int, terminal: bool = False) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=width, force_terminal=terminal), out
+
+
+def test_names_of_agents_are_shown_as_text() -> None:
+    for width in (80, 200):
+        console, out = printed(width)
+        Screen(console, 16).print(status_of(message=EVIL))
+        assert "[/red]" in out.getvalue()
+        assert "\x1b" not in out.getvalue()
+        assert "\x07" not in out.getvalue()
+
+
+def test_the_table_fits_into_80_columns() -> None:
+    console, out = printed(80)
+    Screen(console, 16).print(status_of())
+    lines = out.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert 2 == sum("123.5 MB  123.5 MB" in line for line in lines)
+
+
+def test_a_pipe_gets_rounds_reasons_and_messages() -> None:
+    console, out = printed(80)
+    with Screen(console, 6) as screen:
+        first = status_of(message="1 of 2 reports at the deadline; waits for more")
+        screen.show(first)
+        screen.show(first)
+        screen.show(status_of(rounds_json=[RECORD.to_json()]))
+    lines = out.getvalue().splitlines()
+    assert "running: 1 of 2 reports at the deadline; waits for more" == lines[0]
+    assert lines[1].startswith("round   1/3")
+    assert "  client 'a': loss is nan: training diverged, try a lower learning rate" == lines[2]
+    assert 3 == len(lines)
+
+
+def test_the_list_of_runs_shows_no_markup(capsys) -> None:
+    _show([{"run": "night", "message": EVIL}], as_json=False)
+    shown = capsys.readouterr().out
+    assert "[/red]" in shown
+    assert "\x1b" not in shown

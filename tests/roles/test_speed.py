@@ -1,0 +1,46 @@
+"""One client cannot move T_th for all: what the planner believes about speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedel.core.timing import budget, full_step
+from fedel.roles.run_state import Member
+from fedel.roles.speed import believed
+from fedel.testing import profile
+from fedel.types import Report, StepCost
+
+HONEST = [Member(f"c{i}", 10, profile(1 + i), "orin") for i in range(4)]
+LIAR = Member("a", 10, profile(1e-3), "orin")
+
+
+def seconds_of(members: list[Member], reports: dict[str, Report] | None = None) -> list[float]:
+    return [full_step(view.profile).total("train") for view in believed(members, reports or {})]
+
+
+def test_a_sane_fleet_is_believed_to_the_bit() -> None:
+    assert [member.view for member in HONEST] == believed(HONEST, {})
+
+
+def test_a_liar_is_as_fast_as_a_third_of_the_median_of_its_type() -> None:
+    honest = [full_step(member.profile).total("train") for member in HONEST]
+    seen = seconds_of([LIAR, *HONEST])
+    assert honest == seen[1:]
+    assert abs(seen[0] / (honest[1] / 3) - 1) < 1e-6
+
+
+def test_one_profile_does_not_move_the_budget_of_others() -> None:
+    honest = budget([member.profile for member in HONEST])
+    others = replace(LIAR, device_type="of its own")
+    for liar in (LIAR, others):
+        views = believed([liar, *HONEST], {})
+        assert honest / 3 <= budget([view.profile for view in views]) <= honest
+
+
+def test_measured_seconds_correct_a_profile_that_is_far_too_fast() -> None:
+    slow = Report("c0", 0, 10, 4, 4.0, 0.5, cost=StepCost(0.1, 0.2), train_seconds=120.0)
+    plain, corrected = seconds_of(HONEST), seconds_of(HONEST, {"c0": slow})
+    assert abs(corrected[0] / plain[0] - 100) < 1e-6
+    assert plain[1:] == corrected[1:]
+    busy = replace(slow, train_seconds=2.0)
+    assert plain == seconds_of(HONEST, {"c0": busy}), "a busy device is not a wrong profile"
