@@ -52,6 +52,10 @@ def _cifar_batch(path: Path) -> tuple[Array, Array]:
             f"{path}: `data` is {pixels.dtype} {pixels.shape} for {len(labels)} labels, expected uint8 "
             f"({len(labels)}, 3072); download it again with `fedel data get cifar10`"
         )
+    if not all(type(label) is int and 0 <= label < len(CIFAR10_CLASSES) for label in labels):
+        raise DataError(
+            f"{path}: has labels that are no classes; download it again with `fedel data get cifar10`"
+        )
     return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, np.int64)
 
 
