@@ -44,6 +44,7 @@ PENDING: Mapping[str, str] = {
     ),
     "authority_tokens": _LISTS,
     "authority_issued": _LISTS,
+    "unplanned_update": "an update of a client without a task counts (the machine of test_machine.py)",
     "rpc_CreateModel": "strategy_json that is not a JSON table, in shard_spec",
     "tls_Renew": _OPENSSL,
     "tls_Enrol": f"{_OPENSSL}; the enrolment port has no interceptor that turns errors into statuses",
