@@ -19,7 +19,6 @@ import numpy as np
 from fedel.errors import DataError
 from fedel.types import Array
 
-
 _ARCHIVE_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     # zipfile raises these for what it does not know: a method, a version, a password.

@@ -67,7 +67,7 @@ def _number(message: bytes, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             break
-    # It never ends after more than ten bytes, nor above 64 bits: without this, a long row of 0xFF takes minutes.
+    # No number has more than ten bytes or 64 bits: without this, a long row of 0xFF takes minutes.
     if byte >= 0x80 or value >= 1 << 64:
         raise OverflowError
     return value, position

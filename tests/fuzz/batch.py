@@ -28,8 +28,8 @@ from tests.fuzz.target import Read, Target, memory_disk
 MEGABYTE = 1024 * 1024
 KEPT_PER_PLACE = 2
 """Cases that are kept of those that fail in the same way at the same line."""
-_TRIES = 300
-"""Attempts to make a failing case smaller."""
+_SMALLER_SECONDS = 1.0
+"""CPU time spent on making a failing case smaller."""
 
 
 class TooSlow(BaseException):
@@ -109,11 +109,10 @@ def _place(error: BaseException) -> str:
 
 def smaller(target: Target, read: Read, data: bytes, failure: tuple[str, str]) -> bytes:
     """A shorter input that fails in the same way; cuts out ever smaller pieces."""
-    tries, size = 0, len(data) // 2
-    while size and tries < _TRIES:
+    end, size = time.process_time() + _SMALLER_SECONDS, len(data) // 2
+    while size and time.process_time() < end:
         at = 0
-        while at < len(data) and tries < _TRIES:
-            tries += 1
+        while at < len(data) and time.process_time() < end:
             shorter = data[:at] + data[at + size :]
             if attempt(target, read, shorter)[:2] == failure:
                 data = shorter

@@ -20,6 +20,8 @@ from tests.fuzz.target import CORPUS
 MOST_PER_PROCESS = 20_000
 """A process that grows is noticed in its memory; one that lives for ever would hide slow growth of others."""
 MOST_KEPT_BYTES = 8_192
+MOST_KEPT = 20
+"""Files of a target in the corpus; more of them would not say more."""
 SILENT_SECONDS = 120.0
 """A case that takes this long is ended from outside, with its process."""
 
@@ -146,11 +148,13 @@ def _add(total: Summary, more: Summary) -> None:
 
 
 def keep(findings: Sequence[Finding]) -> list[Path]:
-    """Write the failing cases into the corpus, which the fast tests replay; large ones are left out."""
+    """Write failing cases into the corpus, which the fast tests replay: not large ones, and not too many."""
     paths = []
     for finding in findings:
         data = bytes.fromhex(finding.data)
         if finding.number < 0 or finding.error == "Died" or len(data) > MOST_KEPT_BYTES:
+            continue
+        if len(list((CORPUS / finding.target).glob("*"))) >= MOST_KEPT:
             continue
         path = CORPUS / finding.target / hashlib.sha256(data).hexdigest()[:12]
         path.parent.mkdir(parents=True, exist_ok=True)
