@@ -126,7 +126,7 @@ def run(target: Target, seed: int, first: int, last: int, progress: mmap.mmap | 
     """Run the cases ``first`` to ``last`` - 1, and before them those of the corpus; prints findings."""
     summary, places = Summary(target.name), dict[str, int]()
     began = time.perf_counter()
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_kilobytes()
     with tempfile.TemporaryDirectory(dir=memory_disk()) as folder:
         read = target.prepare(Path(folder))
         kept = [] if first else [path.read_bytes() for path in target.kept()]
@@ -143,10 +143,15 @@ def run(target: Target, seed: int, first: int, last: int, progress: mmap.mmap | 
                     if outcome != "TooSlow":
                         data = smaller(target, read, data, (outcome, place))
                     _print(Finding(target.name, number, outcome, place, data.hex()))
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss
-    summary.peak_megabytes = round(grown / 1024, 1)
+    summary.peak_megabytes = round((_peak_kilobytes() - before) / 1024, 1)
     summary.seconds = round(time.perf_counter() - began, 2)
     return summary
+
+
+def _peak_kilobytes() -> int:
+    """The most memory this process ever held; ``getrusage`` would begin with what its parent held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def _count(summary: Summary, number: int, outcome: str, seconds: float) -> None:

@@ -33,7 +33,7 @@ from tests.simulation.history import Script, play_run
 from tests.strategies.fakes import WORK, same_bits
 
 HONEST = tuple(trainers())[3:6]
-"""No case speaks as one of these: without certificates, whoever does takes the place of the honest agent."""
+"""No case speaks as one of these: without certificates, that would take the place of the honest agent."""
 PATIENCE_SECONDS = 60.0
 CASE = st.integers(0, 10**6)
 MEMBER = st.sampled_from(range(len(HONEST)))

@@ -49,4 +49,4 @@ PENDING: Mapping[str, str] = {
     "tls_Renew": _OPENSSL,
     "tls_Enrol": f"{_OPENSSL}; the enrolment port has no interceptor that turns errors into statuses",
 }
-"""These do not make a campaign fail. Whoever mends one takes it out: the fast tests then replay its cases."""
+"""These do not make a campaign fail. Take out what is mended: the fast tests then replay its cases."""
