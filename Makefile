@@ -6,10 +6,12 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 # One OpenMP thread per process: with more threads than free cores, training runs many times slower.
 export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
+CASES ?= 10000
+SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint format types test test-slow demo bench bundle lock sbom images testbed testbed-down \
-  chaos soak clean
+.PHONY: help setup protos lint format types test test-slow fuzz demo bench bundle lock sbom images testbed \
+  testbed-down chaos soak clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +48,9 @@ test: setup lint types  ## lint, types and the fast tests, in minutes
 
 test-slow: setup  ## the slow tests: real data sets, measured times
 	$(BIN)/pytest -m slow
+
+fuzz: setup  ## hostile inputs to every decoder, file reader and RPC: CASES of each, and 100 times that of the codec
+	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
 
 demo: setup  ## a real federation on this machine: FedEL beside FedAvg, in a few minutes
 	$(BIN)/fedel demo

@@ -45,7 +45,7 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file; see configs/ for examples") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         override_key(table, override)
@@ -64,7 +64,7 @@ def override_key(table: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text
     *sections, key = path.strip().split(".")
     for section in sections:
@@ -150,6 +150,13 @@ def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{where}: a number of {len(str(abs(value)))} digits is too large") from None
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -163,7 +170,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
         return {str(k): _convert(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return _float(value, where)
     if hint is Any or (isinstance(hint, type) and type(value) is hint):
         return value
     if isinstance(hint, type) and issubclass(hint, Path) and isinstance(value, str):

@@ -29,7 +29,7 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
     """
     try:
         return msgspec.json.decode(_finite(text), type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not the JSON of a {kind.__name__}: {error}") from None
 
 
@@ -40,5 +40,5 @@ def _finite(text: str | bytes) -> str:
         return text
     try:
         return json.dumps(json.loads(text, parse_constant=lambda _: None))
-    except json.JSONDecodeError:
+    except ValueError:
         return text

@@ -19,6 +19,12 @@ import numpy as np
 from fedel.errors import DataError
 from fedel.types import Array
 
+_ARCHIVE_ERRORS = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    # zipfile raises these for what it does not know: a method, a version, a password.
+    *(NotImplementedError, RuntimeError),
+)
+
 
 def data_root(root: str | Path | None = None) -> Path:
     """Directory of data sets: ``root``, else ``$FEDEL_DATA``, else ``~/.cache/fedel/data``."""
@@ -80,7 +86,7 @@ def unpack(archive: Path, target: Path) -> None:
                     _inside(archive, target, member.name)
                     if member.isdir() or member.isreg():
                         _write_member(tar, member, target)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, lzma.LZMAError) as problem:
+    except (*_ARCHIVE_ERRORS, EOFError, OSError) as problem:
         raise DataError(
             f"{archive}: cannot be unpacked ({problem}); damaged, incomplete or not an archive: get it again"
         ) from problem

@@ -145,5 +145,5 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     try:
         return Manifest(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as problem:
+    except (ValueError, TypeError, RecursionError) as problem:
         raise DataError(f"{path}: damaged ({problem}); run `fedel data get {folder.name} --force`") from problem

@@ -58,7 +58,7 @@ class Words:
     @classmethod
     def load(cls, path: Path, size: int = 30_000) -> Words:
         """The first ``size`` entries of a file that ``save`` wrote, including the special tokens."""
-        pieces = tuple(path.read_text(encoding="utf-8").split("\n")[:-1][:size])
+        pieces = tuple(_read(path).split("\n")[:-1][:size])
         if pieces[: len(SPECIAL)] != SPECIAL:
             raise DataError(
                 f"{path}: does not begin with {' '.join(SPECIAL)}; delete the file, it will be made again"
@@ -198,5 +198,5 @@ def _rows(path: Path) -> Iterable[tuple[str, str]]:
             try:
                 record = json.loads(line)
                 yield str(record["author"]), str(record["text"])
-            except (ValueError, KeyError, TypeError) as problem:
+            except (ValueError, KeyError, TypeError, RecursionError) as problem:
                 raise DataError(f'{path}, line {number}: expected {{"author": ..., "text": ...}}') from problem

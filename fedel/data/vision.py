@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
+import math
+import struct
 import zlib
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,9 @@ CLOTHES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 _IDX_UBYTE = 8
+_MOST_IDX_BYTES = 1024**3
+_LARGEST_IMAGE = 4096
+"""Pixels in a row or column."""
 
 
 def cifar10(folder: Path, *, augment: bool = True, size: int = 0) -> Dataset:
@@ -51,6 +55,10 @@ def _cifar_batch(path: Path) -> tuple[Array, Array]:
         raise DataError(
             f"{path}: `data` is {pixels.dtype} {pixels.shape} for {len(labels)} labels, expected uint8 "
             f"({len(labels)}, 3072); download it again with `fedel data get cifar10`"
+        )
+    if not all(type(label) is int and 0 <= label < len(CIFAR10_CLASSES) for label in labels):
+        raise DataError(
+            f"{path}: has labels that are no classes; download it again with `fedel data get cifar10`"
         )
     return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, np.int64)
 
@@ -93,7 +101,7 @@ def _idx_file(name: str, folder: Path, stem: str) -> Path:
 def read_idx(path: Path) -> Array:
     """An idx file of unsigned bytes, plain or gzipped."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        raw = _unpacked(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as problem:
         raise DataError(
             f"{path}: cannot be read ({problem}); it is damaged or incomplete, download it again"
@@ -102,11 +110,20 @@ def read_idx(path: Path) -> Array:
         raise DataError(f"{path}: does not start like an idx file of bytes; is it another format?")
     num_dims = raw[3]
     start = 4 + 4 * num_dims
-    shape = tuple(int(n) for n in np.frombuffer(raw[4:start], ">u4"))
-    expected = start + int(np.prod(shape))
-    if len(raw) != expected:
+    shape = struct.unpack_from(f">{min(num_dims, (len(raw) - 4) // 4)}I", raw, 4)
+    expected = start + math.prod(shape)
+    if len(shape) != num_dims or len(raw) != expected:
         raise DataError(f"{path}: {len(raw):,} bytes, but its header says {expected:,}; download it again")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def _unpacked(data: bytes) -> bytes:
+    """The content of a gzip file, which may be any number of times larger than the file: up to a limit."""
+    unpacker = zlib.decompressobj(wbits=31)
+    raw = unpacker.decompress(data, _MOST_IDX_BYTES)
+    if not unpacker.eof:
+        raise EOFError(f"it breaks off, or unpacks to more than {_MOST_IDX_BYTES:,} bytes")
+    return raw
 
 
 def audit_idx(folder: Path) -> list[str]:
@@ -191,15 +208,18 @@ def _tiny_words(path: Path) -> dict[str, str]:
 
 def _read_images(files: list[Path]) -> Array:
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as problem:
         raise DataError("reading JPEG files needs Pillow; run `pip install pillow`") from problem
     out = None
     for row, file in enumerate(files):
         try:
-            with Image.open(file) as image:
+            # Only the headers are read here: what is not a small JPEG is not decoded.
+            with Image.open(file, formats=("JPEG",)) as image:
+                if max(image.size) > _LARGEST_IMAGE:
+                    raise DataError(f"{file}: {image.size} pixels, at most {_LARGEST_IMAGE} each way are read")
                 pixels = np.asarray(image.convert("RGB"), np.uint8)
-        except (OSError, UnidentifiedImageError) as problem:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
             raise DataError(f"{file}: not a readable image ({problem}); unpack the archive again") from problem
         if out is None:
             out = np.empty((len(files), 3, *pixels.shape[:2]), np.uint8)

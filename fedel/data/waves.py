@@ -20,7 +20,7 @@ def read_wav(path: Path, expected_rate: int) -> Array:
         with wave.open(str(path), "rb") as file:
             rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
             raw = file.readframes(file.getnframes())
-    except (wave.Error, EOFError, OSError) as problem:
+    except (wave.Error, EOFError, OSError, RuntimeError) as problem:
         raise DataError(f"{path}: not a readable wav file ({problem}); unpack the archive again") from problem
     if (rate, width, channels) != (expected_rate, 2, 1):
         raise DataError(

@@ -85,7 +85,7 @@ def load(path: str | Path) -> StoredRun:
             f"{rounds_file}: missing; {path} is not a run directory, or its run never closed a round"
         )
     rounds = []
-    for number, line in enumerate(rounds_file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(rounds_file.read_bytes().splitlines(), start=1):
         try:
             rounds.append(RoundRecord.from_json(line, f"{rounds_file}, line {number}"))
         except ConfigError as error:
@@ -98,6 +98,6 @@ def load(path: str | Path) -> StoredRun:
 
 def _result(file: Path) -> RunResult:
     try:
-        return RunResult.from_json(file.read_text(encoding="utf-8"), str(file))
+        return RunResult.from_json(file.read_bytes(), str(file))
     except ConfigError as error:
         raise ConfigError(f"{error}; delete the file to continue without it") from None

@@ -68,8 +68,10 @@ class SimulationConfig:
 def _fill_in(run: dict[str, Any], settings: dict[str, Any], where: str) -> None:
     """Defaults that follow from other settings."""
     # Nothing but [network] delays a virtual device, so a short deadline is fair.
-    run["rounds"] = {"deadline_floor_seconds": 0.0, **run.get("rounds", {})}
-    counts = settings.get("fleet", {}).get("counts", {})
+    rounds, fleet = run.get("rounds", {}), settings.get("fleet", {})
+    if isinstance(rounds, dict):
+        run["rounds"] = {"deadline_floor_seconds": 0.0, **rounds}
+    counts = fleet.get("counts", {}) if isinstance(fleet, dict) else {}
     if counts:
         settings["partition"] = {"num_clients": sum(counts.values()), **settings.get("partition", {})}
     if settings.get("scope"):

@@ -32,11 +32,11 @@ def load_profile(path: Path, spec: ModelSpec | None = None) -> TimingProfile:
         raise ProfileError(
             f"cannot read timing profile {path}: {error.strerror}; make one with {_HINT}"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProfileError(f"timing profile {path} is damaged: {error}; make it again with {_HINT}") from error
     try:
         profile = _parse(record)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ProfileError(f"timing profile {path} is damaged: {what}; make it again with {_HINT}") from error
     if spec is not None:

@@ -152,7 +152,11 @@ def _values_shape(entry: model_pb2.TensorManifest, tensor: TensorSpec) -> tuple[
 
 
 def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tuple[int, ...]) -> Patch:
-    """Convert one tensor's bytes to its patch; ``shape`` is the full tensor's. Checks the checksum."""
+    """Convert one tensor's bytes to its patch; ``shape`` is the full tensor's. Checks length and checksum."""
+    if len(data) != entry.num_bytes:
+        raise UpdateRefused(
+            "size", f"{len(data)} bytes of tensor '{entry.name}' are there instead of {entry.num_bytes}"
+        )
     if zlib.crc32(data) != entry.crc32:
         raise UpdateRefused("checksum", f"tensor '{entry.name}' was damaged in transfer: send it again")
     view = memoryview(data)

@@ -51,7 +51,7 @@ def _piece(message: bytes) -> UploadPiece | None:
         if message[position] != _DATA_TAG:
             return None
         length, position = _number(message, position + 1)
-    except IndexError:
+    except (IndexError, OverflowError):
         return None
     if position + length != len(message):
         return None
@@ -60,14 +60,17 @@ def _piece(message: bytes) -> UploadPiece | None:
 
 def _number(message: bytes, position: int) -> tuple[int, int]:
     """Read a number in protobuf's variable-length encoding; returns it and the position after it."""
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 64, 7):
         byte = message[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, position
-        shift += 7
+            break
+    # No number has more than ten bytes or 64 bits: without this, a long row of 0xFF takes minutes.
+    if byte >= 0x80 or value >= 1 << 64:
+        raise OverflowError
+    return value, position
 
 
 def model_piece(offset: int, data: bytes) -> bytes:

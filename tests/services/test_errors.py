@@ -212,3 +212,30 @@ def test_a_lost_database_is_unavailable(tmp_path):
                 assert ("UNAVAILABLE", "store") == (caught.value.code().name, reason_of(caught.value))
 
     asyncio.run(scenario())
+
+
+READ = pb.SessionRequest.FromString
+PARSED = {
+    "UnaryUnary": grpc.unary_unary_rpc_method_handler(raise_named, READ),
+    "UnaryStream": grpc.unary_stream_rpc_method_handler(yield_then_raise, READ),
+    "StreamUnary": grpc.stream_unary_rpc_method_handler(raise_named, READ),
+}
+
+
+@pytest.mark.parametrize("method", PARSED)
+def test_a_message_that_cannot_be_read_is_refused(method, caplog):
+    async def scenario():
+        server = aio.server(interceptors=[ErrorStatuses()])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", PARSED),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with connect(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call(channel, method, b"\xff")
+        await server.stop(None)
+        return caught.value
+
+    error = asyncio.run(scenario())
+    assert ("INVALID_ARGUMENT", "message") == (error.code().name, reason_of(error))
+    assert f"a message to {method} cannot be read" in error.details()
+    assert "Traceback" not in caplog.text

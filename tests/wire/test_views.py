@@ -1,3 +1,7 @@
+import time
+
+import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +47,30 @@ def test_no_bytes_are_read_otherwise_than_protobuf_reads_them(noise):
     except Exception as error:
         actual = type(error)
     assert expected == actual
+
+
+@pytest.mark.parametrize("start", [b"\x12", b"\x12\x80\x80\x80\x01\x08", b"\x12\x80\x80\x80\x01\x12"])
+def test_a_number_without_an_end_is_refused_at_once(start):
+    message = start + b"\xff" * 4_000_000
+    begin = time.perf_counter()
+    with pytest.raises(DecodeError):
+        upload_message(message)
+    assert time.perf_counter() - begin < 0.1
+
+
+@pytest.mark.parametrize(
+    "offset", [b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x02", b"\xff" * 9 + b"\x7f", b"\xff" * 10]
+)
+def test_a_number_at_its_limit_is_read_as_protobuf_reads_it(offset):
+    chunk = b"\x08" + offset + b"\x12\x01a"
+    message = b"\x12" + bytes([len(chunk)]) + chunk
+    try:
+        expected = PutUpdateRequest.FromString(message).chunk.offset
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            upload_message(message)
+    else:
+        assert expected == upload_message(message).chunk.offset
 
 
 @settings(deadline=None)

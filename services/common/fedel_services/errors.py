@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from fedel import errors
@@ -23,6 +24,10 @@ from fedel_services.handlers import behaviour_of, with_behaviour
 
 log = logging.getLogger(__name__)
 Code = grpc.StatusCode
+
+
+class UnreadableMessage(errors.FedelError):
+    """A request that is not the message it should be."""
 
 
 class Status(NamedTuple):
@@ -39,6 +44,7 @@ STATUSES: Statuses = {
     errors.ProfileError: Status(Code.INVALID_ARGUMENT, "profile"),
     errors.CertificateError: Status(Code.INVALID_ARGUMENT, "certificate"),
     errors.ServiceError: Status(Code.UNAVAILABLE, "service"),
+    UnreadableMessage: Status(Code.INVALID_ARGUMENT, "message"),
     errors.FedelError: Status(Code.INTERNAL, "internal"),
 }
 """A class that is not here has the status of its nearest base class that is."""
@@ -151,6 +157,8 @@ class ErrorStatuses(aio.ServerInterceptor):
             fields: dict[str, Any] = {"method": method}
             _CALL_FIELDS.set(fields)
             try:
+                if isinstance(request, UnreadableMessage):
+                    raise request
                 return await behaviour(request, context)
             except aio.AbortError:
                 raise
@@ -160,4 +168,28 @@ class ErrorStatuses(aio.ServerInterceptor):
                 self._log(error, status, message, fields)
                 await refuse(context, status.code, message, status.reason)
 
-        return with_behaviour(handler, answer)
+        return with_behaviour(handler, answer, _parser(handler, method))
+
+
+def _parser(handler: Any, method: str) -> Callable[[bytes], Any] | None:
+    """The parser of a handler's requests; what it cannot read ends the call as any refusal does.
+
+    gRPC parses a single request before any of our code runs, so there the error takes the request's place. In a
+    stream it is raised where the servicer reads.
+    """
+    parse = handler.request_deserializer
+    if parse is None:
+        return None
+
+    def parsed(message: bytes) -> Any:
+        try:
+            return parse(message)
+        except DecodeError:
+            error = UnreadableMessage(
+                f"a message to {method} cannot be read: send it as the protos of this version say"
+            )
+        if handler.request_streaming:
+            raise error
+        return error
+
+    return parsed

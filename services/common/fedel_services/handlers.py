@@ -33,7 +33,7 @@ def behaviour_of(handler: Any) -> Behaviour:
     return write_all
 
 
-def with_behaviour(handler: Any, behaviour: Behaviour, read: Callable[[bytes], Any] | None = None) -> Any:
-    """The same RPC with another function, and another way to read its requests if one is given."""
+def with_behaviour(handler: Any, behaviour: Behaviour, parse: Callable[[bytes], Any] | None = None) -> Any:
+    """The same RPC with another function, and with another parser of its requests if one is given."""
     make = _MAKE[handler.request_streaming, handler.response_streaming]
-    return make(behaviour, read or handler.request_deserializer, handler.response_serializer)
+    return make(behaviour, parse or handler.request_deserializer, handler.response_serializer)

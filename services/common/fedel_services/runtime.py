@@ -27,9 +27,9 @@ from fedel.security.tls import Tls, add_options
 from fedel.wire.channel import SERVER_OPTIONS, server_credentials
 from fedel_services.errors import ErrorStatuses, Statuses
 from fedel_services.errors import refuse as refuse
+from fedel_services.first_messages import FirstMessages
 from fedel_services.guard import Gatekeeper, Guard, SecretGuard
 from fedel_services.health import Health
-from fedel_services.requests import Requests
 from fedel_services.revocation_list import Fetcher
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Server:
             guards.append(SecretGuard(self.keeper, tls.secret))
         self._fetching: asyncio.Task[None] | None = None
         self.grpc = aio.server(
-            interceptors=[*guards, ErrorStatuses(statuses), Requests()],
+            interceptors=[*guards, ErrorStatuses(statuses), FirstMessages()],
             # As a table: of two equal options gRPC would take the first.
             options=[*{**dict(SERVER_OPTIONS), **dict(options)}.items()],
         )

@@ -13,7 +13,6 @@ import grpc
 from fedel_services.errors import ErrorStatuses, refuse
 from fedel_services.guard import Caller, Gatekeeper, caller
 from fedel_services.rates import Rates, peer_host
-from fedel_services.requests import Requests
 from fedel_services.runtime import GRACE_SECONDS, Server
 from grpc import aio
 
@@ -117,7 +116,7 @@ async def serve_enrolment(config: EnrolmentConfig, tls: Tls, server: Server) -> 
     if not config.listen:
         yield
         return
-    other = aio.server(interceptors=[ErrorStatuses(), Requests()], options=ENROLMENT_OPTIONS)
+    other = aio.server(interceptors=[ErrorStatuses()], options=ENROLMENT_OPTIONS)
     add_EnrolmentServiceServicer_to_server(servicer, other)
     try:
         address = f"{config.listen.rpartition(':')[0]}:{await _listen(other, config.listen, tls)}"

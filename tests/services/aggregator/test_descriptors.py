@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fedel_aggregator import journal, tensor_file
+from fedel_aggregator.errors import Damaged
 
 from tests.services.aggregator.support import aggregator, asynchronous, create, make_update, refusal, send
 
@@ -45,6 +46,6 @@ async def test_first_model_on_a_full_disk(tmp_path, monkeypatch):
 def test_damaged_version(tmp_path):
     path = tmp_path / "000000.safetensors"
     path.write_bytes(b"\x08" + b"\0" * 7 + b"not json")
-    with pytest.raises(ValueError, match="Expecting value"):
+    with pytest.raises(Damaged, match="Expecting value"):
         tensor_file.TensorFile(path)
     assert [] == open_files(tmp_path)

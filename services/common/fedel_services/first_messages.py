@@ -1,16 +1,15 @@
-"""Requests that cannot be read, or do not come: the call ends with a status that says so."""
+"""Requests that do not come: the call ends with a status that says so."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from grpc import aio
 
-from fedel.errors import ConfigError, UpdateRefused
+from fedel.errors import UpdateRefused
 from fedel_services.handlers import behaviour_of, with_behaviour
 
 FIRST_SECONDS = 20.0
@@ -42,43 +41,18 @@ class Timed:
         return message
 
 
-@dataclass(frozen=True)
-class _Unreadable:
-    error: str
-
-
-class Requests(aio.ServerInterceptor):
-    """Stands between the servicers and ``ErrorStatuses``, which turns what is raised here into a status."""
+class FirstMessages(aio.ServerInterceptor):
+    """Ends streams whose first message does not come. Stands behind ``ErrorStatuses``, which answers."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(details)
-        if handler is None:
-            return None
-        behaviour, method = behaviour_of(handler), details.method.rpartition("/")[2]
+        if handler is None or not handler.request_streaming:
+            return handler
+        behaviour = behaviour_of(handler)
 
-        async def answer(request: Any, context: Any) -> Any:
-            if isinstance(request, _Unreadable):
-                raise _objection(method, request.error)
-            stream = Timed(request, FIRST_SECONDS) if handler.request_streaming else request
-            return await behaviour(stream, context)
+        async def answer(requests: Any, context: Any) -> Any:
+            return await behaviour(Timed(requests, FIRST_SECONDS), context)
 
-        return with_behaviour(handler, answer, _read(handler, method))
-
-
-def _read(handler: Any, method: str) -> Callable[[bytes], Any]:
-    def read(message: bytes) -> Any:
-        try:
-            return handler.request_deserializer(message)
-        except Exception as error:
-            if handler.request_streaming:
-                raise _objection(method, str(error)) from None
-            # gRPC reads a single request before it calls anybody who could answer the error.
-            return _Unreadable(str(error))
-
-    return read
-
-
-def _objection(method: str, error: str) -> ConfigError:
-    return ConfigError(f"this is not a message of {method} ({error}): use the protos of this version of FedEL")
+        return with_behaviour(handler, answer)

@@ -1,0 +1,56 @@
+"""``python -m tests.fuzz``: see the README beside this file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tests.fuzz import campaign
+from tests.fuzz.rpc import RPCS
+from tests.fuzz.targets import CODEC, PENDING, TARGETS
+
+ATHERIS = "codec_atheris"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description="Fuzz every decoder and file reader."
+    )
+    parser.add_argument("--cases", type=int, default=10_000, help="of each target")
+    parser.add_argument(
+        "--codec-cases", type=int, help="of all targets of the codec together; 100 times --cases"
+    )
+    parser.add_argument("--targets", help="only these, with commas")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=Path("fuzz.json"), help="write the table here too")
+    options = parser.parse_args()
+    names = options.targets.split(",") if options.targets else [*TARGETS, *RPCS, ATHERIS]
+    codec = (options.codec_cases or 100 * options.cases) // len(CODEC)
+    results = []
+    for name in names:
+        if name == ATHERIS:
+            result = campaign.run_atheris(10 * options.cases, options.seed)
+        elif name in RPCS:
+            result = campaign.run_rpc(name, options.cases, options.seed)
+        else:
+            result = campaign.run_target(name, codec if name in CODEC else options.cases, options.seed)
+        if result is None:
+            print(f"{name}: not run, because atheris is not installed")
+            continue
+        results.append(result)
+        print(campaign.table(results[-1:], list(PENDING)).splitlines()[1], flush=True)
+        for finding in results[-1].findings:
+            print(f"    case {finding.number}: {finding.error} at {finding.place}", flush=True)
+        kept = campaign.keep(results[-1].findings)
+        print(*(f"    kept as {path}" for path in kept), sep="\n", end="\n" if kept else "")
+    print(campaign.table(results, list(PENDING)))
+    options.json.write_text(campaign.as_json(results, options.seed), encoding="utf-8")
+    failed = [r.summary.target for r in results if not r.clean and r.summary.target not in PENDING]
+    if failed:
+        print(f"these targets fail: {', '.join(failed)}; their cases are in tests/fuzz/corpus", file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,360 @@
+"""Send hostile messages to real servers: every RPC of both services and of enrolment.
+
+A batch of cases goes to servers that were started for it. Then honest clients must get through, no call may
+have ended as UNKNOWN or INTERNAL, no traceback may be in the log, and the memory must not have grown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc import aio
+
+from fedel.security import certificates as x
+from fedel.v1 import aggregator_pb2 as agg
+from fedel.v1 import aggregator_pb2_grpc, coordinator_pb2_grpc, enrolment_pb2_grpc  # noqa: F401
+from fedel.v1 import coordinator_pb2 as coord
+from fedel.v1 import enrolment_pb2 as enrolment
+from fedel.v1.model_pb2 import Chunk
+from fedel.wire.codec import report_to_pb
+from fedel.wire.payload import pack
+from tests.fuzz import frames, samples
+from tests.fuzz.batch import Finding, Summary, _print
+from tests.fuzz.mutate import message_case, mutate_bytes
+from tests.fuzz.target import CORPUS, memory_disk
+from tests.fuzz.targets.certificates import pem_case
+from tests.fuzz.targets.wire import resealed
+from tests.fuzz.worlds import HOSTILE, World, plain, secure
+
+BATCH = 1_000
+AT_ONCE = 8
+ANSWER_SECONDS = 20.0
+"""A call that is not over by then hangs; a follower of a run is ended after its first answer."""
+GROWTH_MEGABYTES = 64
+MOST_HELD = 40
+"""Sessions that stay open until the end of their batch."""
+FOREIGN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+_FILES = (agg.DESCRIPTOR, coord.DESCRIPTOR, enrolment.DESCRIPTOR)
+METHODS: Mapping[str, MethodDescriptor] = {
+    method.name: method
+    for file in _FILES
+    for service in file.services_by_name.values()
+    for method in service.methods
+}
+
+
+def _model(run: str) -> list[Message]:
+    header = samples.first_model()
+    header.run = run
+    chunk = Chunk(offset=0, data=samples.model_payload())
+    return [agg.CreateModelRequest(header=header), agg.CreateModelRequest(chunk=chunk)]
+
+
+def _update(client: str) -> list[Message]:
+    update = samples.whole_update(client)
+    packed = pack(update.patches)
+    header = agg.UpdateHeader(
+        run=samples.RUN, report=report_to_pb(update.report), tensors=packed.manifest, digest=packed.digest
+    )
+    chunk = Chunk(offset=0, data=b"".join(packed.buffers))
+    return [agg.PutUpdateRequest(header=header), agg.PutUpdateRequest(chunk=chunk)]
+
+
+def _sessions(client: str) -> list[list[Message]]:
+    hello, join, *rest = samples.session_messages(client)
+    return [[hello, join, message] for message in rest]
+
+
+def _control(action: int) -> list[Message]:
+    return [coord.ControlRunRequest(run=samples.RUN, action=action)]  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=100)
+def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
+    """Valid streams of messages of each RPC; a single request is a stream of one."""
+    key = {"run": samples.RUN, "round_num": 0}
+    made: dict[str, Callable[[], Sequence[Sequence[Message]]]] = {
+        "CreateModel": lambda: [_model(samples.RUN), _model(client)],
+        "GetModel": lambda: [[agg.GetModelRequest(run=samples.RUN, version=-1, have_version=-1)]],
+        "PutUpdate": lambda: [_update(client)],
+        "SealRound": lambda: [[agg.SealRoundRequest(**key)]],
+        "CommitRound": lambda: [[agg.CommitRoundRequest(**key, clients=[client])]],
+        "KeepVersion": lambda: [[agg.KeepVersionRequest(run=samples.RUN, version=0, label="best")]],
+        "Session": lambda: _sessions(client),
+        "CreateRun": lambda: [[samples.create_run()], [samples.create_run("other")]],
+        "ControlRun": lambda: [_control(action) for action in coord.RunAction.values()],
+        "ListRuns": lambda: [[coord.ListRunsRequest()]],
+        "WatchRun": lambda: [[coord.WatchRunRequest(run=samples.RUN)]],
+        "ListAggregators": lambda: [[coord.ListAggregatorsRequest()]],
+        "Enrol": lambda: [[enrolment.EnrolRequest(secret="x" * 22, signing_request=_request())]],
+        "Renew": lambda: [[enrolment.RenewRequest(signing_request=_request())]],
+    }
+    return tuple(tuple(stream) for stream in made[method]())
+
+
+def _resealed(data: bytes) -> bytes:
+    """Checksums and digest that fit what is sent: an attacker can do that too."""
+    parts = frames.split(data)
+    try:
+        first, *rest = [agg.PutUpdateRequest.FromString(part) for part in parts]
+    except (DecodeError, ValueError):
+        return data
+    sealed = frames.split(
+        resealed(frames.join([first.header.SerializeToString(), *(m.chunk.data for m in rest)]))
+    )
+    first.header.ParseFromString(sealed[0])
+    return frames.join([first.SerializeToString(), *parts[1:]])
+
+
+@cache
+def _request() -> bytes:
+    return x.new_request(x.new_key())
+
+
+@dataclass(frozen=True)
+class Rpc:
+    """One RPC as a target."""
+
+    method: MethodDescriptor
+    tls: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{'tls' if self.tls else 'rpc'}_{self.method.name}"
+
+    @property
+    def world(self) -> Callable[[Path], Any]:
+        return secure if self.tls else plain
+
+    def case(self, seed: int, number: int) -> bytes:
+        """A stream of messages, each after its length."""
+        rng = Random(f"{self.name} {seed} {number}")
+        client = HOSTILE if self.tls else f"{HOSTILE}-{number}"
+        stream = rng.choice(valid(self.method.name, client))
+        whole = frames.join([message.SerializeToString() for message in stream])
+        changed = frames.frames_case(self._pick, 0.1 if self.method.name == "Session" else 0.5)(rng, whole, ())
+        return _resealed(changed) if self.method.name == "PutUpdate" and rng.random() < 0.7 else changed
+
+    def _pick(self, at: int, part: bytes) -> Any:
+        if self.method.containing_service.name == "EnrolmentService":
+            return self._change_request
+        return message_case(GetMessageClass(self.method.input_type))
+
+    def _change_request(self, rng: Random, part: bytes, others: Sequence[bytes]) -> bytes:
+        """Usually what stands inside the signing request."""
+        kind = GetMessageClass(self.method.input_type)
+        if rng.random() < 0.4:
+            return message_case(kind)(rng, part, others)
+        try:
+            message: Any = kind.FromString(part)
+        except DecodeError:
+            return mutate_bytes(rng, part)
+        message.signing_request = pem_case(rng, message.signing_request)
+        return bytes(message.SerializeToString())
+
+
+AGENT_METHODS = ("Session", "PutUpdate", "GetModel", "ListAggregators")
+"""What any agent may call: whatever it sends, the run goes on."""
+TLS_METHODS = ("PutUpdate", "GetModel", "Session", "Renew", "Enrol")
+RPCS: Mapping[str, Rpc] = {
+    rpc.name: rpc
+    for rpc in (
+        *(Rpc(m) for m in METHODS.values() if m.containing_service.name != "EnrolmentService"),
+        *(Rpc(METHODS[name], tls=True) for name in TLS_METHODS),
+    )
+}
+
+
+async def call(world: World, method: MethodDescriptor, messages: Sequence[bytes]) -> grpc.StatusCode:
+    """Make one call with these messages as they are; returns how it ended."""
+    service = method.containing_service
+    channel = world.channel(service.name, method.name)
+    path = f"/{service.full_name}/{method.name}"
+    try:
+        if method.client_streaming and method.server_streaming:
+            stream = channel.stream_stream(path)
+            if method.name == "Session" and len(world.held) < MOST_HELD and len(messages) % 2:
+                await _hold(stream(), messages, world.held)
+            else:
+                await _converse(stream(timeout=ANSWER_SECONDS), messages)
+        elif method.client_streaming:
+            await channel.stream_unary(path)(iter(messages), timeout=ANSWER_SECONDS)
+        elif method.server_streaming:
+            following = channel.unary_stream(path)(messages[0] if messages else b"", timeout=ANSWER_SECONDS)
+            async for _ in following:
+                if method.name == "WatchRun":
+                    following.cancel()
+                    break
+        else:
+            await channel.unary_unary(path)(messages[0] if messages else b"", timeout=ANSWER_SECONDS)
+    except aio.AioRpcError as error:
+        # gRPC's own word for a connection that broke during a write.
+        broke = error.code() is grpc.StatusCode.INTERNAL and "from Core" in (error.details() or "")
+        return grpc.StatusCode.UNAVAILABLE if broke else error.code()
+    except asyncio.InvalidStateError:
+        # The server ended the stream while we were still writing.
+        return grpc.StatusCode.ABORTED
+    return grpc.StatusCode.OK
+
+
+async def _hold(stream: Any, messages: Sequence[bytes], held: list[Any]) -> None:
+    """Leave the session open: its client stays in the run, and the next plans reckon with it."""
+    held.append(stream)
+    with suppress(asyncio.InvalidStateError, aio.AioRpcError):
+        for message in messages:
+            await stream.write(message)
+
+
+async def _converse(stream: Any, messages: Sequence[bytes]) -> None:
+    try:
+        for message in messages:
+            await stream.write(message)
+        await stream.done_writing()
+    except (asyncio.InvalidStateError, aio.AioRpcError):
+        code = await stream.code()
+        if code is not grpc.StatusCode.OK:
+            raise aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), await stream.details()) from None
+    async for _ in stream:
+        pass
+
+
+@dataclass
+class Tracebacks(logging.Handler):
+    """Collects the errors in the log that nobody foresaw."""
+
+    found: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    __hash__ = object.__hash__
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            place = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else "-"
+            self.found.append((type(error).__name__, place))
+
+
+async def run_batch(rpc: Rpc, cases: Sequence[tuple[int, bytes]], summary: Summary) -> list[Finding]:
+    """Send the cases to servers of their own, then let the honest clients work."""
+    findings: list[Finding] = []
+    gate = asyncio.Semaphore(AT_ONCE)
+    log = Tracebacks()
+    logging.getLogger().addHandler(log)
+
+    async def one(world: World, number: int, data: bytes) -> None:
+        async with gate:
+            begin, seen = time.perf_counter(), len(log.found)
+            code = await call(world, rpc.method, frames.split(data))
+            seconds = time.perf_counter() - begin
+        summary.cases += 1
+        summary.accepted += code is grpc.StatusCode.OK
+        summary.refused += code is not grpc.StatusCode.OK and code not in FOREIGN
+        if seconds > summary.slowest_seconds:
+            summary.slowest_seconds, summary.slowest_case = round(seconds, 3), number
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            summary.slow += 1
+            findings.append(Finding(rpc.name, number, "TooSlow", "-", data.hex()))
+        if code in FOREIGN:
+            error, place = log.found[seen] if len(log.found) > seen else (code.name, "-")
+            findings.append(Finding(rpc.name, number, error, place, data.hex()))
+
+    with tempfile.TemporaryDirectory(dir=memory_disk()) as folder:
+        try:
+            async with rpc.world(Path(folder)) as world:
+                await asyncio.gather(*(one(world, number, data) for number, data in cases))
+                try:
+                    if rpc.method.name in AGENT_METHODS:
+                        await asyncio.wait_for(world.goes_on(), 60)
+                    for stream in world.held:
+                        stream.cancel()
+                    await asyncio.wait_for(world.honest(), 60)
+                except Exception as error:
+                    findings.append(
+                        Finding(rpc.name, cases[0][0], f"Honest {type(error).__name__}", str(error)[:200], "")
+                    )
+        finally:
+            logging.getLogger().removeHandler(log)
+    return findings + _unanswered(rpc, cases[0][0], log.found, findings)
+
+
+def _unanswered(rpc: Rpc, number: int, logged: list[tuple[str, str]], findings: list[Finding]) -> list[Finding]:
+    """Errors in the log that no call ended with."""
+    known = {(finding.error, finding.place) for finding in findings}
+    return [Finding(rpc.name, number, error, f"log {place}", "") for error, place in set(logged) - known]
+
+
+async def run(rpc: Rpc, seed: int, count: int) -> tuple[Summary, list[Finding]]:
+    summary, findings = Summary(rpc.name), list[Finding]()
+    began, level = time.perf_counter(), 0.0
+    kept = [(-1, path.read_bytes()) for path in sorted((CORPUS / rpc.name).glob("*"))]
+    for first in range(0, count, BATCH):
+        numbers = range(first, min(count, first + BATCH))
+        cases = (kept if first == 0 else []) + [(number, rpc.case(seed, number)) for number in numbers]
+        findings += await run_batch(rpc, cases, summary)
+        gc.collect()
+        level = level or _resident_megabytes()
+    summary.peak_megabytes = round(_resident_megabytes() - level, 1)
+    if summary.peak_megabytes > GROWTH_MEGABYTES:
+        findings.append(Finding(rpc.name, count, "Memory", f"grew by {summary.peak_megabytes} MB", ""))
+    for finding in findings:
+        if finding.error != "TooSlow":
+            summary.foreign += 1
+            summary.errors[finding.error] = summary.errors.get(finding.error, 0) + 1
+    summary.seconds = round(time.perf_counter() - began, 2)
+    return summary, _few(findings)
+
+
+def _few(findings: list[Finding]) -> list[Finding]:
+    """Two of those that fail in the same way at the same line."""
+    places: dict[tuple[str, str], int] = {}
+    chosen = []
+    for finding in findings:
+        key = (finding.error, finding.place)
+        places[key] = places.get(key, 0) + 1
+        if places[key] <= 2:
+            chosen.append(finding)
+    return chosen
+
+
+def _resident_megabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rpc", choices=RPCS)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("cases", type=int)
+    options = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)
+    logging.getLogger().addHandler(logging.NullHandler())  # or the last resort prints every line
+    summary, findings = asyncio.run(run(RPCS[options.rpc], options.seed, options.cases))
+    for record in (*findings, summary):
+        _print(record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
