@@ -6,6 +6,7 @@ Servicers raise; one interceptor turns what they raise into a status. Each class
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import time
@@ -83,7 +84,11 @@ async def refuse(
     """End a call with an error that says what to do."""
     if reason:
         context.set_trailing_metadata(((REASON, reason),))
-    await context.abort(code, message)
+    try:
+        await context.abort(code, message)
+    except aio.InternalError:
+        # The caller has gone. Left to asyncio, this would be a traceback in the log for each that hangs up.
+        raise asyncio.CancelledError from None
 
 
 def describe_call(**fields: Any) -> None:
