@@ -3,8 +3,8 @@
 Two ways to name one: ``package.module:attribute``, or a name that an installed package has registered as an
 entry point in one of the groups ``fedel.models``, ``fedel.data`` and ``fedel.strategies``.
 
-A job can come from somebody else than the owner of the machine. So a device says which code a job may name
-(``Allowed``), and inside ``only(allowed)`` nothing else is imported, however it is named.
+A job can come from somebody else than the owner of the machine. So a device or server says which code a job may
+name (``Allowed``), and inside ``only(allowed)`` nothing else is imported, however it is named.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True)
 class Allowed:
-    """The ``[code]`` section of an agent: the code that a job may name, beside FedEL's own."""
+    """The ``[code]`` section of a device or server: the code that a job may name, beside FedEL's own."""
 
     allow: tuple[str, ...] = ()
     """``package`` or ``package.module``, with everything below it; or one ``package.module:function``."""
@@ -139,8 +139,8 @@ def load(path: str, what: str, error: type[FedelError]) -> Callable[..., Any]:
 
 def _refusal(place: str, module: str) -> str:
     return (
-        f"{place}: this device does not allow jobs to run code of '{module}'; if its owner trusts that code, "
-        "add the module to `allow` in the section [code] of the agent's configuration"
+        f"{place}: this machine does not allow jobs to run code of '{module}'; if its owner trusts that code, "
+        "add the module to `allow` in the section [code] of the configuration there"
     )
 
 

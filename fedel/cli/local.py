@@ -64,8 +64,8 @@ class Federation:
     ) -> None:
         """``directory`` is for configurations, logs and state of the processes, ``runs_dir`` for results.
 
-        ``user_code`` are folders in which the processes find the user's own models and data; agents run what is
-        there, and installed ``packages``.
+        ``user_code`` are folders in which the processes find the user's own models, data and methods; they run
+        what is there, and installed ``packages``.
         """
         self._directory = directory
         self._runs_dir = runs_dir
@@ -141,7 +141,6 @@ class Federation:
                     "device_type": f"1/{slowdown:g} of this machine" if slowdown > 1 else "this machine",
                     "evaluate": index == 0,
                     "data": {**self._fleet.data, "index": index, "of": count},
-                    "code": {"allow": list(self._packages), "folders": list(self._user_code)},
                 },
             )
 
@@ -156,7 +155,8 @@ class Federation:
 
     def _start(self, module: str, name: str, settings: Mapping[str, Any]) -> None:
         file = self._directory / "configs" / f"{name}.toml"
-        settings = {**settings, "tls": {"secret_file": self.tls.secret_file}}
+        code = {"allow": list(self._packages), "folders": list(self._user_code)}
+        settings = {**settings, "code": code, "tls": {"secret_file": self.tls.secret_file}}
         file.write_text(config.write(settings), encoding="utf-8")
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._fleet.threads), "MALLOC_ARENA_MAX": "2"}
         with self._log(name).open("wb") as log, _uninterrupted():

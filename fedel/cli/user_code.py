@@ -26,7 +26,7 @@ def search(job: Path | None = None) -> None:
 
 
 def packages(job: RunConfig) -> list[str]:
-    """What a job names, for agents that are started by its author: whole packages of the author's choice."""
+    """What a job names, for processes that its author starts: whole packages of the author's choice."""
     named = [(job.trainer, ""), (job.workload.model, "fedel.models"), (job.workload.data, "fedel.data")]
     named += [(name, "fedel.strategies") for name in _methods(job.strategy)]
     paths = [name if ":" in name else plugins.registered(group).get(name, "") for name, group in named]

@@ -36,6 +36,8 @@ from tests.strategies.fakes import WORK, initial_model
 PATIENCE_SECONDS = 60.0
 """A test that waits longer for one thing has failed."""
 _LOOK_SECONDS = 0.01
+OWN = Allowed(("tests", "own_method"))
+"""What jobs of tests may run."""
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -154,7 +156,7 @@ async def servers(folder: Path, num_aggregators: int = 1) -> AsyncIterator[Serve
     async with AsyncExitStack() as stack:
         addresses, aggregators = [], []
         for index in range(num_aggregators):
-            config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder / f"aggregator-{index}")
+            config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder / f"aggregator-{index}", code=OWN)
             address, aggregator = await stack.enter_async_context(serve_aggregator(config))
             addresses.append(address)
             aggregators.append(aggregator)
@@ -164,6 +166,7 @@ async def servers(folder: Path, num_aggregators: int = 1) -> AsyncIterator[Serve
             aggregators=tuple(addresses),
             public_aggregators=(proxy.address, *addresses[1:]),
             database_url=f"sqlite:///{folder / 'coordinator.db'}",
+            code=OWN,
         )
         address, _ = await stack.enter_async_context(serve_coordinator(coordinator))
         yield Servers(address, tuple(aggregators), proxy)
@@ -183,7 +186,7 @@ async def agents(folder: Path, address: str, indices: range, num_clients: int) -
                 folder / name,
                 data=part,
                 evaluate=index == 0,
-                code=Allowed(("tests", "own_method")),
+                code=OWN,
             )
             made.append(Agent(config))
             await stack.enter_async_context(running(made[-1]))

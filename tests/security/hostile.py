@@ -47,7 +47,7 @@ ODD = "\x1b]0;mine\x07\x1b[2J[/red][link=http://evil]\n" + "y" * 5_000
 
 
 class Hostile:
-    """``joins`` decides whether it also joins the run, and so gets tasks, or only tries with what is refused."""
+    """``joins``: it also joins the run, and so gets tasks; otherwise it only tries with what is refused."""
 
     def __init__(self, made: Servers, tls: Tls, run: str, ended_run: str, spec: ModelSpec, joins: bool) -> None:
         self._made, self._tls, self._run, self._ended_run = made, tls, run, ended_run
@@ -62,7 +62,14 @@ class Hostile:
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[Hostile]:
-        sessions = [self.mad_joins, self.unknown_runs, self.odd_hellos, self.evaluations, self.flood, self.unread]
+        sessions = [
+            self.mad_joins,
+            self.unknown_runs,
+            self.odd_hellos,
+            self.evaluations,
+            self.flood,
+            self.unread,
+        ]
         # A session takes the place of its older one, so these come one after the other.
         lines: list[list[Callable[[], Awaitable[None]]]] = [
             [attack for one in sessions for attack in (one, self.member)],
@@ -74,17 +81,19 @@ class Hostile:
             [self.forbidden_calls],
             [self.renewals],
         ]
-        async with connect(self._made.coordinator_address, self._tls) as near:
-            async with connect(self._made.aggregator_address, self._tls) as bulk:
-                self._coordinator, self._aggregator = near, bulk
-                self._sessions, self._bulk = CoordinatorServiceStub(near), AggregatorServiceStub(bulk)
-                tasks = [asyncio.create_task(self._repeat(line)) for line in lines]
-                try:
-                    yield self
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    ended = await asyncio.gather(*tasks, return_exceptions=True)
+        async with (
+            connect(self._made.coordinator_address, self._tls) as near,
+            connect(self._made.aggregator_address, self._tls) as bulk,
+        ):
+            self._coordinator, self._aggregator = near, bulk
+            self._sessions, self._bulk = CoordinatorServiceStub(near), AggregatorServiceStub(bulk)
+            tasks = [asyncio.create_task(self._repeat(line)) for line in lines]
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+                ended = await asyncio.gather(*tasks, return_exceptions=True)
         for error in ended:
             if not isinstance(error, asyncio.CancelledError):
                 raise AssertionError("an attack of the test is wrong") from error
@@ -339,7 +348,9 @@ class Hostile:
     async def unread_downloads(self) -> None:
         request = agg.GetModelRequest(run=self._run, version=-1, have_version=-1)
         calls = [self._bulk.GetModel(request) for _ in range(MANY)]
-        calls.append(self._bulk.GetModel(agg.GetModelRequest(run=self._run, version=2**31 - 1, have_version=-5)))
+        calls.append(
+            self._bulk.GetModel(agg.GetModelRequest(run=self._run, version=2**31 - 1, have_version=-5))
+        )
         try:
             await asyncio.sleep(HOLD_SECONDS)
         finally:
@@ -370,13 +381,21 @@ class Hostile:
             call.cancel()
 
     async def endless_varint(self) -> None:
-        await self._raw(self._aggregator, "/fedel.v1.AggregatorService/PutUpdate", b"\x12" + b"\xff" * 4_000_000)
+        await self._raw(
+            self._aggregator, "/fedel.v1.AggregatorService/PutUpdate", b"\x12" + b"\xff" * 4_000_000
+        )
 
     async def garbage(self) -> None:
         noise = np.random.default_rng(self.times["garbage"])
-        for service, method in (("Aggregator", "PutUpdate"), ("Aggregator", "GetModel"), ("Coordinator", "Session")):
+        for service, method in (
+            ("Aggregator", "PutUpdate"),
+            ("Aggregator", "GetModel"),
+            ("Coordinator", "Session"),
+        ):
             channel = self._aggregator if service == "Aggregator" else self._coordinator
-            call = self._raw(channel, f"/fedel.v1.{service}Service/{method}", noise.bytes(300), noise.bytes(300))
+            call = self._raw(
+                channel, f"/fedel.v1.{service}Service/{method}", noise.bytes(300), noise.bytes(300)
+            )
             await self._answer(f"garbage to {method}", call)
 
     async def forbidden_calls(self) -> None:

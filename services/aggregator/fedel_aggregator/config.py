@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedel.plugins import Allowed
 from fedel.security.tls import Tls
 
 
@@ -40,6 +41,7 @@ class AggregatorConfig:
     """Log lines as JSON; false writes plain text."""
     health: str = ""
     """Serve only gRPC health here too, in plain text, for probes without a certificate; empty: nowhere."""
+    code: Allowed = field(default_factory=Allowed)
     tls: Tls = field(default_factory=Tls)
 
     def __post_init__(self) -> None:

@@ -13,8 +13,10 @@ from urllib.parse import unquote
 
 from fedel_services.threads import in_thread
 
+from fedel import plugins
 from fedel.errors import FedelError, UpdateRefused
 from fedel.files import safe_name
+from fedel.plugins import Allowed
 from fedel.roles.gate import objection_to_name
 from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel_aggregator.errors import Damaged
@@ -43,8 +45,9 @@ class _SetAside:
 class Runs:
     """Used on the event loop, but for ``load``."""
 
-    def __init__(self, data_dir: Path, keep_updates: int = 0) -> None:
-        self._keep_updates = keep_updates
+    def __init__(self, data_dir: Path, keep_updates: int = 0, code: Allowed | None = None) -> None:
+        """``code`` is what the method of a job may be, beside FedEL's own."""
+        self._keep_updates, self._code = keep_updates, code or Allowed()
         self._folder = data_dir / "runs"
         self._recycled = RecycledFiles(data_dir / "spare")
         self._runs: dict[str, ShardRun] = {}
@@ -64,7 +67,8 @@ class Runs:
         try:
             if not _is_run(folder):
                 return None
-            return ShardRun(folder, self._recycled, self._keep_updates, verify=verify)
+            with plugins.only(self._code):
+                return ShardRun(folder, self._recycled, self._keep_updates, verify=verify)
         except (FedelError, OSError) as error:
             return _SetAside(folder, str(error), time.monotonic())
         except Exception as error:
@@ -153,14 +157,19 @@ class Runs:
             # It may be there: if its call was cancelled when all was written.
             self._enter(await in_thread(self._read, folder))
         if name not in self._runs and name not in self._set_aside:
-            return await in_thread(FirstModel, folder, header, self._recycled, self._keep_updates)
+            return await in_thread(self._begin, folder, header)
         if self._current(name).header != header:
             raise UpdateRefused("conflict", f"run '{name}' exists with another model: rename the new run")
         return None
 
+    def _begin(self, folder: Path, header: ModelHeader) -> FirstModel:
+        with plugins.only(self._code):
+            return FirstModel(folder, header, self._recycled, self._keep_updates)
+
     async def finish(self, model: FirstModel) -> None:
         """Make the run of a first model that is complete. Needs the run's lock."""
-        self._enter(await in_thread(model.finish))
+        with plugins.only(self._code):
+            self._enter(await in_thread(model.finish))
 
 
 def _is_run(folder: Path) -> bool:

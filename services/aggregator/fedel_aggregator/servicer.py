@@ -48,7 +48,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self._metrics = AggregatorMetrics(registry)
         self._permits = UploadPermits(config.max_uploads)
         self._downloads = Shares(config.max_downloads, config.max_downloads_per_client)
-        self._runs = Runs(config.data_dir, config.keep_updates)
+        self._runs = Runs(config.data_dir, config.keep_updates, config.code)
 
     def load(self) -> None:
         """Continue every run where it was."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedel.plugins import Allowed
 from fedel.security.tls import Tls
 
 DATABASE_VARIABLE = "FEDEL_DATABASE_URL"
@@ -78,6 +79,7 @@ class CoordinatorConfig:
     """Log lines as JSON; false writes plain text."""
     health: str = ""
     """Address and port of only gRPC health, in plain text, for probes without a certificate; empty: none."""
+    code: Allowed = field(default_factory=Allowed)
     tls: Tls = field(default_factory=Tls)
     enrolment: EnrolmentConfig = field(default_factory=EnrolmentConfig)
 

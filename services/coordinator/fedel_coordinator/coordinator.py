@@ -14,10 +14,11 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 from sqlalchemy import make_url
 
+from fedel import plugins
 from fedel.errors import ConfigError, FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import ENDED, FAILED, WAITING
+from fedel.roles.run_state import ENDED, HELD, WAITING
 from fedel.roles.sharding import assign
 from fedel.strategies.protection import check_deployable
 from fedel.telemetry import CoordinatorMetrics
@@ -82,10 +83,10 @@ class Coordinator:
             try:
                 run = await CoordinatorRun.load(row, self._services)
             except ConfigError as error:
-                # Such as a strategy that this version no longer has: the other runs can go on.
+                # Such as a method that this machine does not allow: the other runs can go on.
                 log.error("run '%s' cannot go on: %s", row.name, error, extra={"run": row.name})
-                ended_at = self.clock()
-                await asyncio.to_thread(self.store.set_phase, row.name, FAILED, str(error), ended_at)
+                why = f"{error}; after that, start the coordinator again, then `fedel runs resume`"
+                await asyncio.to_thread(self.store.set_phase, row.name, HELD, why)
             else:
                 await self._start_run(run)
 
@@ -124,7 +125,8 @@ class Coordinator:
 
     async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
         """A new run, or the run of this name if it is the same; that one may have ended."""
-        config = _checked(name, config_json, spec)
+        with plugins.only(self.config.code):
+            config = _checked(name, config_json, spec)
         row = RunRow(
             name=name,
             config_json=json.dumps(config.table()),

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from fedel import plugins
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.records import RoundRecord
@@ -44,7 +45,8 @@ class CoordinatorRun:
         self.services = services
         self.config = RunConfig.parse(from_config(row), f"run '{row.name}'")
         self.spec = persistence.spec_from_json(row.spec_json)
-        self.engine = RoundEngine(RoundPlanner(self.config, self.spec))
+        with plugins.only(services.limits.code):
+            self.engine = RoundEngine(RoundPlanner(self.config, self.spec))
         self.state: RunState = stored.state
         self.last_record: RoundRecord | None = stored.last_record
         self.activities = {client: Activity() for client in self.state.members}

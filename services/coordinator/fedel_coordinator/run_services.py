@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fedel.plugins import Allowed
 from fedel.telemetry import CoordinatorMetrics
 from fedel_coordinator.run_directory import RunDirectory
 from fedel_coordinator.sessions import Sessions
@@ -29,6 +30,9 @@ class RunLimits(Protocol):
 
     @property
     def forget_seconds(self) -> float: ...
+
+    @property
+    def code(self) -> Allowed: ...
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedel.records import ClientRecord, RoundRecord
-from fedel.roles.run_state import COMMITTED, HELD, OPEN, PAUSED, SEALED, STOPPING
+from fedel.roles.run_state import COMMITTED, ENDED, HELD, OPEN, PAUSED, SEALED, STOPPING
 from fedel.types import ModelSpec
 from fedel_coordinator import persistence
 from fedel_coordinator.activity import Activity
@@ -189,7 +189,7 @@ class LiveRun:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A run that ended before this process started."""
+    """A run that ended before this process started, or that could not be loaded."""
 
     row: RunRow
     store: Store
@@ -229,6 +229,8 @@ class EndedRun:
         return {row.client: _stored_client(row, record) for row in rows}
 
     async def control(self, action: str) -> None:
+        if self.row.phase not in ENDED:
+            raise RunEnded(f"run '{self.name}' cannot go on: {self.row.message}")
         if not action.startswith("stop"):
             raise RunEnded(f"run '{self.name}' is {self.row.phase}: create a new run to continue training")
 
