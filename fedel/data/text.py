@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedel import plugins
 from fedel.data.dataset import Dataset, Split
 from fedel.data.files import listed
 from fedel.data.transforms import MaskedTokens
@@ -120,7 +121,7 @@ def user_text(
     folder = path if path.is_dir() else path.parent
     encoder: Tokenizer
     if tokenizer is not None:
-        encoder = Pieces(Path(tokenizer).expanduser())
+        encoder = Pieces(plugins.path_of(tokenizer, "tokenizer", DataError))
     elif (folder / VOCABULARY).exists():
         encoder = Words.load(folder / VOCABULARY, vocab_size)
     else:

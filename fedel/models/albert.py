@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fedel import plugins
 from fedel.errors import ModelError
 from fedel.models.albert_layers import AlbertSizes, Embeddings, Frozen, Head, Layer, init_weights
 from fedel.models.blocks import BlockModel
@@ -47,7 +48,7 @@ def albert(
         layer.apply(init_weights)
         layers = [layer] * num_layers
     else:
-        sizes, embeddings, layers = _pretrained(Path(weights))
+        sizes, embeddings, layers = _pretrained(plugins.path_of(weights, "weights", ModelError))
     _check(mode, tied, bottleneck, sizes)
     build = _frozen if mode == "frozen" else _unshared
     return build(sizes, embeddings, layers, bottleneck, tied)
