@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -104,12 +105,24 @@ class Dialer:
 
 
 def server_credentials(watched: Watched, client_certificates: bool = True) -> grpc.ServerCredentials:
-    """What a port presents and requires; every new connection uses the files as they are at that time."""
+    """What a port presents and requires; every new connection uses the files as they are at that time.
 
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        own = watched.current()
-        return grpc.ssl_server_certificate_configuration(
-            [(own.key, own.cert)], own.ca if client_certificates else None
-        )
+    gRPC asks from its own threads, at every handshake, and is told only of what is new: each configuration that
+    it gets replaces the one before, which another handshake may be using at that moment; the process then dies.
+    """
+    used, lock = watched.current(), threading.Lock()
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, client_certificates)
+    def configuration(own: Credentials) -> grpc.ServerCertificateConfiguration:
+        ca = own.ca if client_certificates else None
+        return grpc.ssl_server_certificate_configuration([(own.key, own.cert)], ca)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        with lock:
+            own = watched.current()
+            if own is used:
+                return None
+            used = own
+        return configuration(own)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(used), changed, client_certificates)
