@@ -1,27 +1,30 @@
 """``python docker/lock.py [WHEEL ...]``: write ``docker/requirements``, each package with its hashes.
 
 Versions come from constraints.txt, what needs what from the packages that are installed here (`make setup`),
-hashes from PyPI: those of every wheel that fits Python 3.11 on Linux, on x86-64 and on 64-bit ARM. For a build
-that PyPI does not have, such as torch for the CPU, name the wheel: its hash is added.
+hashes from pip's index: those of the wheels for Python 3.11 on Linux, on x86-64 and on 64-bit ARM. For a build
+that the index does not have, such as torch for the CPU, name the wheel: its hash is added.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import subprocess
 import sys
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docker" / "requirements"
-PYTHON = (3, 11)
+PYTHON = "3.11"
+MACHINES = ("x86_64", "aarch64")
+GLIBC = (36, 31)
+"""Of the images (Debian 12) and of JetPack 5 (Ubuntu 20.04): which wheel fits depends on it."""
 TARGET = {"python_version": "3.11", "python_full_version": "3.11.0", "sys_platform": "linux"}
 GPU = ("cuda-", "nvidia-", "triton")
 """Only the builds of torch with CUDA need these; the image has the one for the CPU."""
@@ -32,7 +35,6 @@ SETS = {
     "device": ("fedel[edge-own-torch]", "pip"),
 }
 """What builds our wheel, what is in the two images, and what is in the bundle for a device."""
-INDEX = "https://pypi.org/simple"
 HEADER = "# Made by docker/lock.py from constraints.txt: `make lock`."
 
 
@@ -53,28 +55,38 @@ def needed(*texts: str) -> set[str]:
     return {name for name in found if re.fullmatch("[a-z0-9-]+", name)} - {"fedel"}
 
 
-def fitting_tags() -> frozenset[Tag]:
-    glibc = [f"manylinux_2_{minor}" for minor in range(5, 37)]
-    platforms = [f"{each}_{machine}" for machine in ("x86_64", "aarch64") for each in (*glibc, "manylinux2014")]
-    return frozenset((*cpython_tags(PYTHON, platforms=platforms), *compatible_tags(PYTHON, "cp311", platforms)))
-
-
-def hashes(name: str, version: str, tags: frozenset[Tag]) -> Iterator[str]:
-    """SHA-256 of the wheels of this version that fit."""
-    with urllib.request.urlopen(f"{INDEX}/{name}/", timeout=60) as answer:  # INDEX is https
-        page = answer.read().decode()
-    for file, digest in re.findall(r"/([^/\"#]+\.whl)#sha256=([0-9a-f]{64})", page):
-        _, found, _, fits = parse_wheel_filename(file)
-        if str(found) == version and fits & tags:
-            yield digest
+def hashes(pins: Sequence[str], machine: str, newest: int) -> dict[str, str]:
+    """SHA-256 of the wheel that pip would install on this kind of machine, by name; nothing is installed."""
+    # The newest first, as on a machine that has all of them.
+    glibc = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, 4, -1)]
+    platforms = [word for each in (*glibc, f"manylinux2014_{machine}") for word in ("--platform", each)]
+    options = [
+        "--dry-run",
+        "--quiet",
+        "--no-deps",
+        "--ignore-installed",
+        "--only-binary",
+        ":all:",
+        "--report",
+        "-",
+    ]
+    target = ["--target", "unused", "--python-version", PYTHON, "--implementation", "cp"]
+    command = [sys.executable, "-m", "pip", "install", *options, *target, *platforms, *pins]
+    report = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return {
+        canonicalize_name(each["metadata"]["name"]): each["download_info"]["archive_info"]["hashes"]["sha256"]
+        for each in report["install"]
+    }
 
 
 def main(wheels: Sequence[str]) -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {canonicalize_name(n): v for n, _, v in (line.partition("==") for line in lines if "==" in line)}
-    sets, tags = {kind: sorted(needed(*texts)) for kind, texts in SETS.items()}, fitting_tags()
-    every: set[str] = set().union(*sets.values())
-    known = {name: set(hashes(name, pins[name], tags)) for name in every}
+    sets = {kind: sorted(needed(*texts)) for kind, texts in SETS.items()}
+    every = sorted(set().union(*sets.values()))
+    exact = [f"{name}=={pins[name]}" for name in every]
+    found = [hashes(exact, machine, newest) for machine in MACHINES for newest in GLIBC]
+    known = {name: {each[name] for each in found} for name in every}
     for wheel in map(Path, wheels):
         known[parse_wheel_filename(wheel.name)[0]].add(hashlib.sha256(wheel.read_bytes()).hexdigest())
     for kind, names in sets.items():
@@ -84,7 +96,7 @@ def main(wheels: Sequence[str]) -> None:
 
 def _entry(pin: str, digests: Sequence[str]) -> str:
     if not digests:
-        raise SystemExit(f"{pin}: PyPI has no wheel that fits; name one")
+        raise SystemExit(f"{pin}: there is no wheel that fits; name one")
     return " \\\n    ".join((pin, *(f"--hash=sha256:{each}" for each in digests)))
 
 

@@ -39,7 +39,7 @@ def test_a_verb_needs_only_its_extra(verb: str) -> None:
 
 @pytest.mark.parametrize(
     ("verb", "package"),
-    [("coordinator", "sqlalchemy"), ("aggregator", "aiohttp"), ("agent", "safetensors"), ("preflight", "rich")],
+    [("coordinator", "sqlalchemy"), ("aggregator", "aiohttp"), ("agent", "msgspec"), ("preflight", "rich")],
 )
 def test_a_missing_package_is_named_with_its_extra(verb: str, package: str) -> None:
     done = fedel(VERBS[verb].extra, verb, "--set", "listen=127.0.0.1:0", without=package)
@@ -84,6 +84,7 @@ def test_a_federation_runs_with_each_process_in_its_circle(tmp_path: Path) -> No
         with running(tmp_path, "server", "coordinator", settings) as address:
             coordinator = address.read_text().strip()
             agent = {"name": "agent-1", "coordinator": coordinator, "state_dir": "state", "threads": 1}
+            agent["code.allow"] = ["own"]
             with running(tmp_path, "edge", "agent", agent | {"evaluate": True}):
                 words = ["--coordinator", coordinator, "--out", str(tmp_path / "here"), "--json"]
                 for setting in (

@@ -30,8 +30,10 @@ EXTRAS = {
     "postgres": {"psycopg[binary]"},
     "edge": {"fedel[edge-own-torch]", "torch"},
     "edge-own-torch": {"pillow", "rich", "safetensors"},
-    "desk": {"fedel[edge,plots,server]", "scikit-learn"},
+    "desk": {"fedel[edge,plots,privacy,server]", "scikit-learn"},
     "plots": {"matplotlib"},
+    "privacy": {"dp-accounting"},
+    "fuzz": {"atheris"},
     "text": {"transformers", "sentencepiece"},
     "ray": {"ray"},
 }

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from fedel_services import requests, runtime
+from fedel_services import first_messages, runtime
 
 from fedel.errors import UpdateRefused
 from fedel.security.tls import host_of
@@ -54,7 +54,7 @@ async def test_a_silent_connection_is_ended(
 
 @asynchronous
 async def test_a_session_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(first_messages, "FIRST_SECONDS", 0.2)
     pki = Pki(tmp_path)
     tls = pki.tls("agent", "a")
     async with servers(tmp_path, pki) as made, connect(made.coordinator_address, tls) as channel:
@@ -78,7 +78,7 @@ async def test_every_message_can_have_its_time() -> None:
     found = []
 
     async def read() -> None:
-        async for message in requests.Timed(two_then_silence(), STEP_SECONDS, next_seconds=0.05):
+        async for message in first_messages.Timed(two_then_silence(), STEP_SECONDS, next_seconds=0.05):
             found.append(message)
 
     with pytest.raises(UpdateRefused, match=r"nothing came for 0\.05 s"):

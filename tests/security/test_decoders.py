@@ -117,7 +117,7 @@ async def test_the_enrolment_port_answers_garbage_without_a_traceback(
             request = pb.EnrolRequest(secret="x", signing_request=mutated(sound, random_))
             codes.add(await refusal(stub.Enrol(request)))
         bytes_call = channel.unary_unary("/fedel.v1.EnrolmentService/Enrol")
-        assert ("INVALID_ARGUMENT", "config") == await refusal(bytes_call(b"\x0a\xff\xff\xff"))
+        assert ("INVALID_ARGUMENT", "message") == await refusal(bytes_call(b"\x0a\xff\xff\xff"))
         assert "RESOURCE_EXHAUSTED" == (await refusal(bytes_call(bytes(100_000))))[0]
     assert ("INVALID_ARGUMENT", "request") in codes
     assert codes <= {("INVALID_ARGUMENT", "request"), ("UNAUTHENTICATED", "token")}

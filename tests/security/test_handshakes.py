@@ -9,7 +9,7 @@ import grpc
 import pytest
 from fedel_aggregator.server import SERVICE as AGGREGATOR
 from fedel_coordinator.server import SERVICE as COORDINATOR
-from fedel_services import guard, requests
+from fedel_services import first_messages, guard
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -215,7 +215,9 @@ async def denied(made: Servers, tls: Tls) -> set[str]:
             "ControlRun": coordinator.ControlRun(coordinator_pb2.ControlRunRequest(run="x")),
             "PutUpdate": aggregator.PutUpdate().read(),
             "CreateModel": aggregator.CreateModel(iter([])),
-            "SealRound": aggregator.SealRound(aggregator_pb2.SealRoundRequest()),
+            "OpenRound": aggregator.OpenRound(aggregator_pb2.OpenRoundRequest()),
+            "SealRound": aggregator.SealRound(aggregator_pb2.SealRoundRequest()).read(),
+            "EndRun": aggregator.EndRun(aggregator_pb2.EndRunRequest()),
             "CommitRound": aggregator.CommitRound(aggregator_pb2.CommitRoundRequest()),
             "KeepVersion": aggregator.KeepVersion(aggregator_pb2.KeepVersionRequest()),
         }.items():
@@ -229,16 +231,16 @@ async def denied(made: Servers, tls: Tls) -> set[str]:
 async def test_an_operator_cannot_run_rounds_or_take_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(first_messages, "FIRST_SECONDS", 0.2)
     pki = Pki(tmp_path)
     async with servers(tmp_path, pki) as made:
         refused = await denied(made, pki.tls("operator", "ada"))
-    assert {"Session", "PutUpdate", "SealRound", "CommitRound", "KeepVersion"} == refused
+    assert {"Session", "PutUpdate", "OpenRound", "SealRound", "CommitRound", "EndRun", "KeepVersion"} == refused
 
 
 @asynchronous
 async def test_a_service_cannot_submit_or_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(first_messages, "FIRST_SECONDS", 0.2)
     pki = Pki(tmp_path)
     async with servers(tmp_path, pki) as made:
         refused = await denied(made, pki.tls("service", "shard"))

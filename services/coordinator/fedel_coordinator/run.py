@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fedel import plugins
@@ -304,13 +304,13 @@ class CoordinatorRun:
             case ev.Evaluate(client):
                 push(client, self.name, messages.evaluation_message(self.name, effect))
             case ev.Open():
-                self._start(self._call(self._open(effect)), WAITS)
+                self._start(self._call(lambda: self._open(effect)), WAITS)
             case ev.Seal():
-                self._start(self._call(self._seal(effect)), WAITS)
+                self._start(self._call(lambda: self._seal(effect)), WAITS)
             case ev.Commit(round_num, clients):
-                self._start(self._call(self._commit(round_num, clients)), WAITS)
+                self._start(self._call(lambda: self._commit(round_num, clients)), WAITS)
             case ev.Keep():
-                self._start(self._call(self._keep(effect)), WAITS)
+                self._start(self._call(lambda: self._keep(effect)), WAITS)
             case ev.Close(record):
                 self.last_record = record
                 await self.keeper.close(record)
@@ -324,11 +324,11 @@ class CoordinatorRun:
             case ev.Persist():
                 pass  # done before everything else
 
-    async def _call(self, work: Coroutine[Any, Any, ev.Event | None]) -> None:
+    async def _call(self, call: Callable[[], Awaitable[ev.Event | None]]) -> None:
         """A call to the aggregators, whose answer is an event. Calls leave in the order of their effects."""
         try:
             async with self._calls:
-                event = await work
+                event = await call()
         except StoppedWaiting:
             event = ev.Interrupted()
         except ServiceError as error:

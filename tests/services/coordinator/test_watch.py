@@ -36,7 +36,7 @@ async def with_records(federation: Federation, count: int) -> None:
     store = federation.coordinator.store
     for number in range(count):
         text = replace(RECORD, round=number).to_json()
-        await asyncio.to_thread(store.put_round, RoundRow(RUN, number, CLOSED, "{}", 0.0, text, 0.0, 0.0))
+        await asyncio.to_thread(store.put_round, RoundRow(RUN, number, CLOSED, "{}", 0.0, text, 0.0))
 
 
 @asynchronous
