@@ -38,7 +38,7 @@ from fedel.wire.payload import pack
 from tests.fuzz import frames, samples
 from tests.fuzz.batch import Finding, Summary, _print
 from tests.fuzz.mutate import message_case, mutate_bytes
-from tests.fuzz.target import CORPUS, memory_disk
+from tests.fuzz.target import CORPUS
 from tests.fuzz.targets.certificates import pem_case
 from tests.fuzz.targets.wire import resealed
 from tests.fuzz.worlds import HOSTILE, World, plain, secure
@@ -280,7 +280,7 @@ async def run_batch(rpc: Rpc, cases: Sequence[tuple[int, bytes]], summary: Summa
             error, place = log.found[seen] if len(log.found) > seen else (code.name, "-")
             findings.append(Finding(rpc.name, number, error, place, data.hex()))
 
-    with tempfile.TemporaryDirectory(dir=memory_disk()) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         try:
             async with rpc.world(Path(folder)) as world:
                 await asyncio.gather(*(one(world, number, data) for number, data in cases))

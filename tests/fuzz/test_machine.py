@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from fedel.job import RunConfig
 from fedel.types import Tensors
@@ -26,7 +26,6 @@ from tests.fuzz import frames
 from tests.fuzz.rpc import RPCS, Rpc, call
 from tests.fuzz.samples import RUN
 from tests.fuzz.target import memory_disk
-from tests.fuzz.targets import PENDING
 from tests.fuzz.worlds import ROLES, Loyal, World
 from tests.services.coordinator.support import Federation, trainers
 from tests.simulation.history import Script, play_run
@@ -135,7 +134,6 @@ class Machine(RuleBasedStateMachine):
     def hostile_downloads(self, number: int) -> None:
         self.wait(self._attack(RPCS["rpc_GetModel"], number, 5))
 
-    @precondition(lambda _: "unplanned_update" not in PENDING)
     @rule(number=CASE)
     def hostile_uploads(self, number: int) -> None:
         self.wait(self._attack(RPCS["rpc_PutUpdate"], number, 5))

@@ -24,6 +24,7 @@ from fedel.errors import UpdateRefused, VersionRefused
 from fedel.files import TEMPORARY, sync_directory
 from fedel.roles.aggregator import Closed, Content, RoundFold, ShardRound, Upload, Verdict, checked
 from fedel.roles.gate import objection_to_name
+from fedel.serialisation import parse_json
 from fedel.types import Array, Tensors
 from fedel.v1.aggregator_pb2 import CommitRoundResponse, OpenRoundRequest, SealRoundResponse, UpdateHeader
 from fedel.wire import payload
@@ -353,7 +354,7 @@ class ShardRun:
 
 def _read_labels(path: Path) -> dict[str, int]:
     try:
-        labels = json.loads(path.read_bytes())
+        labels = parse_json(path.read_bytes())
         if not all(type(version) is int for version in labels.values()):
             raise ValueError("a label has no version")
     except FileNotFoundError:
