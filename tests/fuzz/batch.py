@@ -36,7 +36,7 @@ class TooSlow(BaseException):
     """Raised by the timer in the middle of a case; no reader catches it by accident."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Finding:
     target: str
     number: int

@@ -318,6 +318,11 @@ class ShardRun:
                 closed = fold.finish({name: old}, state)
         except (UpdateRefused, ArithmeticError) as error:
             raise self._not_finite(f"tensor '{name}' ({error})") from None
+        except ValueError as error:
+            if not state:
+                raise
+            path = self.versions.state_path(self.version)
+            raise damaged("version file", path, f"it does not fit the strategy ({error})") from None
         # The old values are finite, so the sum of all squared changes is finite only if the new ones are.
         if not math.isfinite(closed.global_importance[name]):
             raise self._not_finite(f"tensor '{name}'")
