@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from fedel.errors import ConfigError
 
 T = TypeVar("T")
+MAX_DEPTH = 100
+"""Lists and tables in each other; Python raises ``RecursionError`` somewhere above."""
 
 
 def to_json(value: Any, *, pretty: bool = False) -> str:
@@ -31,6 +34,33 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
         return msgspec.json.decode(_finite(text), type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not the JSON of a {kind.__name__}: {error}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON of any origin holds; ``ValueError`` if it is not JSON or nested deeper than any of ours is.
+
+    >>> parse_json("[" * 101 + "]" * 101)
+    Traceback (most recent call last):
+    ...
+    ValueError: more than 100 lists and tables in each other
+    """
+    too_deep = f"more than {MAX_DEPTH} lists and tables in each other"
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _items(outer)]
+        if not level:
+            return value
+    raise ValueError(too_deep)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _finite(text: str | bytes) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedel_aggregator.versions import Meta, Versions, read_meta
 from fedel.audit.findings import DAMAGED, DIFFERS, ILLEGAL, MISSING, Findings
 from fedel.errors import FedelError
 from fedel.files import safe_name
+from fedel.serialisation import parse_json
 from fedel.types import Array, ModelSpec, Update
 from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire import payload
@@ -94,7 +94,7 @@ def _read_labels(shard: ShardFiles, findings: Findings) -> None:
     if not path.exists():
         return
     with findings.reading(path, "the labels of versions cannot be read"):
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = parse_json(path.read_text(encoding="utf-8"))
         shard.labels = {str(label): int(version) for label, version in table.items()}
 
 

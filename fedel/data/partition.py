@@ -18,6 +18,7 @@ from fedel.data.dataset import Dataset
 from fedel.errors import DataError
 from fedel.files import write_atomic
 from fedel.seeds import generator
+from fedel.serialisation import parse_json
 from fedel.types import Array
 
 Partition = list[Array]
@@ -183,7 +184,7 @@ def save(path: Path, parts: Sequence[Array], data: str = "") -> None:
 def load(path: Path) -> Partition:
     """Read a saved split; any damage is a DataError."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
         parts = [np.array(part, np.int64) for part in record["clients"]]
         expected = record["digest"]
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as problem:

@@ -15,6 +15,7 @@ from fedel.data.fetch import Progress, fetch
 from fedel.data.files import sha256, unpack, whole_directory
 from fedel.data.registry import Entry, count_problems, entry
 from fedel.errors import DataError
+from fedel.serialisation import parse_json
 
 MANIFEST = "manifest.json"
 
@@ -144,6 +145,6 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        return Manifest(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError) as problem:
+        return Manifest(**parse_json(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as problem:
         raise DataError(f"{path}: damaged ({problem}); run `fedel data get {folder.name} --force`") from problem

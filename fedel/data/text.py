@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from fedel.data.dataset import Dataset, Split
 from fedel.data.files import listed
 from fedel.data.transforms import MaskedTokens
 from fedel.errors import DataError
+from fedel.serialisation import parse_json
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """In the order of ALBERT's vocabulary."""
@@ -197,7 +197,7 @@ def _rows(path: Path) -> Iterable[tuple[str, str]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                record = json.loads(line)
+                record = parse_json(line)
                 yield str(record["author"]), str(record["text"])
-            except (ValueError, KeyError, TypeError, RecursionError) as problem:
+            except (ValueError, KeyError, TypeError) as problem:
                 raise DataError(f'{path}, line {number}: expected {{"author": ..., "text": ...}}') from problem

@@ -15,6 +15,7 @@ from fedel.roles.run_state import (
     FAILED,
     SEALED,
     Evaluation,
+    Member,
     OpenRound,
     PreviousRound,
 )
@@ -84,7 +85,11 @@ class ClosingTurn(RepeatingTurn):
         return self.set_open(replace(open_round, evaluation=evaluation))
 
     def find_evaluator(self, open_round: OpenRound, evaluation: Evaluation) -> None:
-        """Give the test to the fastest client that can do it; without one, close the round untested."""
+        """Give the test to a client that can do it; without one, close the round untested.
+
+        First come those that answered all their tests, then those of whom an update counted: one that only joined
+        and never does anything holds up no round. Of these, the fastest.
+        """
         able = [m for m in self.state.present if m.can_evaluate and m.client not in evaluation.unfit]
         if not able:
             return self.close(None)
@@ -92,10 +97,23 @@ class ClosingTurn(RepeatingTurn):
             return None
         ready = [member for member in able if member.connected]
         if ready:
-            fastest = min(ready, key=lambda member: full_step(member.profile).total("train")).client
-            self.set_open(replace(open_round, evaluation=replace(evaluation, evaluator=fastest)))
-            self.do(ev.Evaluate(fastest, open_round.round_num + 1))
+            best = min(ready, key=self._fitness).client
+            self.set_open(replace(open_round, evaluation=replace(evaluation, evaluator=best)))
+            self.do(ev.Evaluate(best, open_round.round_num + 1))
         return None
+
+    def _fitness(self, member: Member) -> tuple[int, bool, float]:
+        missed = self.state.missed_tests.get(member.client, 0)
+        untried = self.state.handover.accepted_round(member.client) < 0
+        return missed, untried, full_step(member.profile).total("train")
+
+    def miss_test(self, client: str) -> None:
+        """The time for a test is up. Who had it gets no other until it answers or joins again."""
+        if client:
+            self.change_member(client, can_evaluate=False)
+            missed = {**self.state.missed_tests, client: self.state.missed_tests.get(client, 0) + 1}
+            self.set(replace(self.state, missed_tests=missed))
+        self.close(None)
 
     def free_evaluator(self, client: str) -> None:
         open_round = self.state.open
@@ -104,6 +122,8 @@ class ClosingTurn(RepeatingTurn):
             self.set_open(replace(open_round, evaluation=replace(evaluation, evaluator="")))
 
     def evaluated(self, event: ev.Evaluated) -> None:
+        if event.client in self.state.missed_tests:
+            self.change_member(event.client, can_evaluate=True)
         open_round, best = self.state.open, self.state.best_accuracy
         if open_round is None or not self.is_at(open_round, COMMITTED, event.version - 1):
             return

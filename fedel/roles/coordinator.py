@@ -287,7 +287,7 @@ class _Turn(ClosingTurn):
         elif open_round.status == OPEN and self.now >= open_round.deadline:
             self._pass_deadline(open_round)
         elif open_round.evaluation is not None and self.now >= open_round.evaluation.deadline:
-            self.close(None)
+            self.miss_test(open_round.evaluation.evaluator)
 
     def _settle(self) -> None:
         """What follows from the facts without any time passing."""

@@ -123,6 +123,8 @@ class RunState:
     previous: PreviousRound = field(default_factory=PreviousRound)
     untrained_rounds: Mapping[str, int] = field(default_factory=dict)
     """Rounds since each tensor was last trained."""
+    missed_tests: Mapping[str, int] = field(default_factory=dict)
+    """How often each client was given a test of a model and did not answer in time."""
     best_accuracy: float | None = None
     best_version: int | None = None
 

@@ -30,6 +30,7 @@ from fedel.security.folder import (
 )
 from fedel.security.identity import AGENT, SERVICE, Identity
 from fedel.security.tokens import Grant, Token, Tokens
+from fedel.serialisation import parse_json
 
 CA_KEY, ISSUED, BARRED = "ca.key", "issued.jsonl", "barred.json"
 CA_DAYS = 3650.0
@@ -236,7 +237,7 @@ class Authority:
         """Identities that were revoked and got no certificate since."""
         path = self.folder / BARRED
         try:
-            return frozenset(map(str, json.loads(path.read_bytes()))) if path.exists() else frozenset()
+            return frozenset(map(str, parse_json(path.read_bytes()))) if path.exists() else frozenset()
         except (ValueError, TypeError) as error:
             raise CertificateError(
                 f"{path} is damaged ({error}): delete it, then revoke again those who must not renew"
@@ -248,7 +249,7 @@ class Authority:
 
 def _issued(line: bytes, revoked: Mapping[int, datetime], where: str) -> Issued:
     try:
-        table = json.loads(line)
+        table = parse_json(line)
         when = revoked.get(int(table["serial"], 16))
         found = Issued(**table | {"hosts": tuple(table["hosts"])}, revoked=when.isoformat() if when else "")
         found.status(utc_now())

@@ -16,6 +16,7 @@ from fedel.errors import CertificateError
 from fedel.files import write_atomic
 from fedel.security.folder import PRIVATE
 from fedel.security.identity import Identity
+from fedel.serialisation import parse_json
 
 TOKENS = "tokens.json"
 
@@ -97,7 +98,7 @@ class Tokens:
 
     def _load(self, now: datetime | None) -> dict[str, dict[str, Any]]:
         try:
-            entries = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+            entries = parse_json(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
             return {
                 key: entry
                 for key, entry in entries.items()

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedel.errors import ProfileError
 from fedel.files import write_atomic
+from fedel.serialisation import parse_json
 from fedel.types import BlockTime, ModelSpec, TensorTime, TimingProfile, WidthTime
 
 FORMAT = 1
@@ -27,12 +28,12 @@ def save_profile(profile: TimingProfile, path: Path) -> None:
 def load_profile(path: Path, spec: ModelSpec | None = None) -> TimingProfile:
     """Read a profile; with ``spec`` it must be one of that model."""
     try:
-        record = json.loads(path.read_text())
+        record = parse_json(path.read_text())
     except OSError as error:
         raise ProfileError(
             f"cannot read timing profile {path}: {error.strerror}; make one with {_HINT}"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ProfileError(f"timing profile {path} is damaged: {error}; make it again with {_HINT}") from error
     try:
         profile = _parse(record)

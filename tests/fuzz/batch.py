@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedel.errors import FedelError
-from tests.fuzz.target import Read, Target, memory_disk
+from tests.fuzz.target import Read, Target
 
 MEGABYTE = 1024 * 1024
 KEPT_PER_PLACE = 2
@@ -36,7 +36,7 @@ class TooSlow(BaseException):
     """Raised by the timer in the middle of a case; no reader catches it by accident."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Finding:
     target: str
     number: int
@@ -127,7 +127,7 @@ def run(target: Target, seed: int, first: int, last: int, progress: mmap.mmap | 
     summary, places = Summary(target.name), dict[str, int]()
     began = time.perf_counter()
     before = _peak_kilobytes()
-    with tempfile.TemporaryDirectory(dir=memory_disk()) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         read = target.prepare(Path(folder))
         kept = [] if first else [path.read_bytes() for path in target.kept()]
         with limits(target):

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import tempfile
-from pathlib import Path
 
 import atheris
 
 with atheris.instrument_imports(include=["fedel.wire", "fedel.types"]):
     from fedel.errors import FedelError
-    from tests.fuzz.target import CORPUS
+    from tests.fuzz.target import CORPUS, scratch
     from tests.fuzz.targets import CODEC, TARGETS
 
 LONGEST_BYTES = 8_192
 
 
 def main(runs: int, seed: int) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-atheris-"))
+    folder = scratch()
     readers = [TARGETS[name].prepare(folder) for name in CODEC]
     start = folder / "start"
     start.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from functools import cache, lru_cache
 
 import numpy as np
@@ -19,6 +20,8 @@ from fedel.wire.payload import pack
 from fedel.wire.streams import model_header
 
 RUN = "night-1"
+PLANNED = "planned"
+"""A run whose open round takes the updates of all clients that speak in the cases."""
 SPEC = testing.spec()
 STRATEGY = {"name": "fedavg", "weighting": "samples"}
 CLIENTS = ("client-0", "client-1", "client-2")
@@ -140,6 +143,15 @@ def job(num_rounds: int = 3) -> dict[str, object]:
 
 def create_run(run: str = RUN) -> coord.CreateRunRequest:
     return coord.CreateRunRequest(run=run, config_json=json.dumps(job()), spec=spec_to_pb(SPEC))
+
+
+def open_round(run: str, clients: Collection[str]) -> agg.OpenRoundRequest:
+    """Updates like those of this module count in round 0."""
+    allowed = [
+        agg.Participant(client=client, num_samples=40, max_steps=100, max_effective_steps=100.0)
+        for client in clients
+    ]
+    return agg.OpenRoundRequest(run=run, round_num=0, participants=allowed)
 
 
 def session_messages(client: str = CLIENTS[0], run: str = RUN) -> list[coord.SessionRequest]:

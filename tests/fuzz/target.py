@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,6 +63,15 @@ def parsed(kind: type[Message], data: bytes) -> Message:
 def memory_disk() -> str | None:
     """Where temporary files cost least; ``None`` for the usual place."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+_SCRATCH: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def scratch() -> Path:
+    """A new folder that is deleted when this process ends."""
+    _SCRATCH.append(tempfile.TemporaryDirectory(prefix="fuzz-"))
+    return Path(_SCRATCH[-1].name)
 
 
 def reads_file(name: str, read: Callable[[Path], object]) -> Callable[[Path], Read]:

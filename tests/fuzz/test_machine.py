@@ -17,50 +17,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from fedel.job import RunConfig
-from fedel.types import Tensors
 from fedel.wire.channel import connect
 from tests.fuzz import frames
 from tests.fuzz.rpc import RPCS, Rpc, call
 from tests.fuzz.samples import RUN
 from tests.fuzz.target import memory_disk
-from tests.fuzz.targets import PENDING
-from tests.fuzz.worlds import ROLES, Loyal, World
+from tests.fuzz.worlds import MEMBERS, ROLES, Loyal, World, job, simulated
 from tests.services.coordinator.support import Federation, trainers
-from tests.simulation.history import Script, play_run
-from tests.strategies.fakes import WORK, same_bits
+from tests.strategies.fakes import same_bits
 
-HONEST = tuple(trainers())[3:6]
-"""No case speaks as one of these: without certificates, that would take the place of the honest agent."""
 PATIENCE_SECONDS = 60.0
+JOB = job(evaluate_every=0)
 CASE = st.integers(0, 10**6)
-MEMBER = st.sampled_from(range(len(HONEST)))
-
-
-def job() -> RunConfig:
-    """A fixed T_th: what a hostile client says about its speed changes nothing for the others."""
-    return RunConfig.parse(
-        {
-            "seed": 3,
-            "strategy": {"name": "fedel"},
-            "rounds": {
-                "num_rounds": 3,
-                "min_clients": 3,
-                "evaluate_every": 0,
-                "deadline_floor_seconds": 3e3,
-            },
-            "budget": {"policy": "fixed", "value": 0.4},
-            "work": vars(WORK),
-        }
-    )
-
-
-def simulated(counted: list[list[str]]) -> Tensors:
-    """The model of a run in which these clients count in each round."""
-    away = {number: set(HONEST) - set(clients) for number, clients in enumerate(counted)}
-    return play_run(job(), {name: trainers()[name] for name in HONEST}, faults=Script(away=away)).model
+MEMBER = st.sampled_from(range(len(MEMBERS)))
 
 
 class Member(Loyal):
@@ -74,8 +45,8 @@ class Machine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.made = Federation(self.folder, heartbeat_seconds=600.0)
         self.wait(self.made.__aenter__())
-        self.wait(self.made.create(job(), RUN))
-        for name in HONEST:
+        self.wait(self.made.create(JOB, RUN))
+        for name in MEMBERS:
             agent = Member(self.made, name, trainers()[name])
             agent.hold.clear()
             self.made.agents.append(agent)
@@ -97,7 +68,7 @@ class Machine(RuleBasedStateMachine):
             channels = {f"AggregatorService/{role}": bulk for role in ROLES}
             channels |= {f"CoordinatorService/{role}": self.made.channel for role in ROLES}
             # A world that holds enough sessions already: every one of these ends.
-            world = World(channels, None, None, [None] * 1_000)
+            world = World(channels, held=[None] * 1_000)
             for case in range(number, number + rounds):
                 await call(world, rpc.method, frames.split(rpc.case(0, case)))
 
@@ -135,7 +106,6 @@ class Machine(RuleBasedStateMachine):
     def hostile_downloads(self, number: int) -> None:
         self.wait(self._attack(RPCS["rpc_GetModel"], number, 5))
 
-    @precondition(lambda _: "unplanned_update" not in PENDING)
     @rule(number=CASE)
     def hostile_uploads(self, number: int) -> None:
         self.wait(self._attack(RPCS["rpc_PutUpdate"], number, 5))
@@ -149,8 +119,10 @@ class Machine(RuleBasedStateMachine):
             self.wait(self._again(list(self.made.agents)))
             records = self.wait(self.made.finished(RUN))
             counted = [sorted(entry.client for entry in record.clients) for record in records]
-            assert all(clients and set(clients) <= set(HONEST) for clients in counted), counted
-            assert same_bits(simulated(counted), self.wait(self.made.model(RUN))), "the model has other bits"
+            assert all(clients and set(clients) <= set(MEMBERS) for clients in counted), counted
+            assert same_bits(simulated(JOB, counted), self.wait(self.made.model(RUN))), (
+                "the model has other bits"
+            )
         finally:
             self.wait(self.made.__aexit__())
             self.loop.close()

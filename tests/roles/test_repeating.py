@@ -151,6 +151,48 @@ def test_a_test_that_nobody_asked_for_is_ignored() -> None:
     assert ([], "") == (world.closed, world.state.open.evaluation.evaluator)
 
 
+def test_who_lets_a_test_pass_gets_no_other() -> None:
+    world = opened(FAST, SLOW, evaluate_every=1)
+    assert FAST == _untested_round(world)
+    assert SLOW == _untested_round(world), "the other one is asked"
+    assert [None, None] == [record.accuracy for record in world.closed]
+    assert _untested_round(world, wait=False) is None, "nobody is left to ask, and nothing holds the round"
+
+
+def test_who_missed_a_test_is_asked_last_when_it_joins_again() -> None:
+    world = opened(FAST, SLOW, evaluate_every=1)
+    assert FAST == _untested_round(world)
+    world.apply(ev.Joined(member_of(FAST)))
+    assert SLOW == _untested_round(world)
+
+
+def test_a_late_answer_to_a_test_brings_another() -> None:
+    world = opened(FAST, evaluate_every=1)
+    assert FAST == _untested_round(world)
+    world.apply(ev.Evaluated(1, 0.5, 0.5, client=FAST))
+    assert FAST == _untested_round(world)
+
+
+def test_who_only_joined_is_asked_for_no_test() -> None:
+    world = opened(SLOW, FAST, evaluate_every=1)
+    assert SLOW == _untested_round(world, trained=(SLOW,))
+
+
+def _untested_round(world: World, trained: tuple[str, ...] = (FAST, SLOW), wait: bool = True) -> str | None:
+    """A round goes by whose test nobody answers; returns who was asked."""
+    for client in trained:
+        world.finish_task(client)
+    world.tick(0.0 if trained == (FAST, SLOW) else 1e6)
+    world.answer()
+    world.answer()
+    world.tick()
+    asked = world.evaluators.pop()[0] if world.evaluators else None
+    if wait:
+        world.tick(1e6)
+        world.tick()
+    return asked
+
+
 def test_updates_of_others_are_not_committed() -> None:
     world = opened(FAST)
     world.finish_task(FAST)

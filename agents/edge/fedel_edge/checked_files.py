@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedel.files import open_atomic
+from fedel.serialisation import parse_json
 from fedel.types import Array, Tensors
 
 _log = logging.getLogger(__name__)
@@ -101,10 +102,14 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Array]] | None:
     parts = read(path)
     if parts is None:
         return None
-    head, body = json.loads(parts[0]), parts[1]
     tensors: dict[str, Array] = {}
-    for name, dtype, shape in head["tensors"]:
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        piece, body = body[:num_bytes], body[num_bytes:]
-        tensors[name] = np.frombuffer(piece, dtype).reshape(shape)
-    return head["record"], tensors
+    try:
+        head, body = parse_json(parts[0]), parts[1]
+        for name, dtype, shape in head["tensors"]:
+            num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            piece, body = body[:num_bytes], body[num_bytes:]
+            tensors[name] = np.frombuffer(piece, dtype).reshape(shape)
+        return dict(head["record"]), tensors
+    except (ValueError, KeyError, TypeError, OverflowError) as error:  # of another version of FedEL
+        drop(path, error)
+        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedel import plugins
 from fedel.errors import ConfigError, ModelError
 from fedel.job import RunConfig
+from fedel.serialisation import parse_json
 from fedel.strategies import build
 from fedel.training.settings import Evaluator
 from fedel.types import Strategy, Trainer
@@ -100,6 +100,6 @@ def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig, in_use: Collec
 
 def _parsed(offer: coordinator_pb2.RunOffer) -> Any:
     try:
-        return json.loads(offer.config_json)
+        return parse_json(offer.config_json)
     except ValueError as error:
         raise ConfigError(f"run '{offer.run}': its configuration is not JSON ({error})") from None

@@ -9,7 +9,7 @@ from fedel_services.errors import Status, Statuses
 
 from fedel.errors import ServiceError
 
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 """What reading JSON or numbers of a damaged file can raise."""
 
 

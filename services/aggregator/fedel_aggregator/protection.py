@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from fedel import config
 from fedel.job import Protection
 from fedel.roles.aggregator import RoundFold
+from fedel.serialisation import parse_json
 from fedel.strategies.protection import RoundStart, check, check_deployable
 from fedel.types import Array, ModelSpec, Strategy, Tensors
 from fedel.v1.aggregator_pb2 import ModelHeader
@@ -23,7 +23,7 @@ _SECRET_BYTES = 32
 
 def protection_of(header: ModelHeader, strategy: Strategy, spec: ModelSpec) -> Protection:
     """The run's protection; ConfigError if it does not go with the method or the model."""
-    table = json.loads(header.protection_json or "{}")
+    table = parse_json(header.protection_json or "{}")
     protection = config.parse(Protection, table, "[protection]")
     check(strategy, spec, protection)
     check_deployable(protection)

@@ -24,6 +24,7 @@ from fedel.errors import UpdateRefused, VersionRefused
 from fedel.files import TEMPORARY, sync_directory
 from fedel.roles.aggregator import Closed, Content, RoundFold, ShardRound, Upload, Verdict, checked
 from fedel.roles.gate import objection_to_name
+from fedel.serialisation import parse_json
 from fedel.types import Array, Tensors
 from fedel.v1.aggregator_pb2 import CommitRoundResponse, OpenRoundRequest, SealRoundResponse, UpdateHeader
 from fedel.wire import payload
@@ -317,6 +318,11 @@ class ShardRun:
                 closed = fold.finish({name: old}, state)
         except (UpdateRefused, ArithmeticError) as error:
             raise self._not_finite(f"tensor '{name}' ({error})") from None
+        except ValueError as error:
+            if not state:
+                raise
+            path = self.versions.state_path(self.version)
+            raise damaged("version file", path, f"it does not fit the strategy ({error})") from None
         # The old values are finite, so the sum of all squared changes is finite only if the new ones are.
         if not math.isfinite(closed.global_importance[name]):
             raise self._not_finite(f"tensor '{name}'")
@@ -353,7 +359,7 @@ class ShardRun:
 
 def _read_labels(path: Path) -> dict[str, int]:
     try:
-        labels = json.loads(path.read_bytes())
+        labels = parse_json(path.read_bytes())
         if not all(type(version) is int for version in labels.values()):
             raise ValueError("a label has no version")
     except FileNotFoundError:

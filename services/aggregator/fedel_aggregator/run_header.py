@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -11,6 +10,7 @@ from fedel.errors import FedelError, UpdateRefused
 from fedel.files import safe_name
 from fedel.job import LATE_POLICIES
 from fedel.roles.gate import objection_to_name
+from fedel.serialisation import parse_json
 from fedel.strategies import build
 from fedel.types import ModelSpec, Strategy
 from fedel.v1.aggregator_pb2 import ModelHeader
@@ -42,7 +42,7 @@ def shard_spec(header: ModelHeader) -> ModelSpec:
 
 def strategy_of(header: ModelHeader) -> Strategy:
     try:
-        return build(json.loads(header.strategy_json))
+        return build(parse_json(header.strategy_json))
     except FedelError as error:
         raise UpdateRefused("header", str(error)) from None
     except MALFORMED as error:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fedel.serialisation import parse_json
 from fedel.types import Array
 from fedel_aggregator.errors import MALFORMED, damaged
 
@@ -81,7 +82,7 @@ def _read_places(handle: int) -> dict[str, Place]:
     length = int.from_bytes(os.pread(handle, _LENGTH_BYTES, 0), "little")
     if length > min(size - _LENGTH_BYTES, _MAX_TABLE_BYTES):
         raise ValueError("its table is cut off")
-    table = json.loads(os.pread(handle, length, _LENGTH_BYTES))
+    table = parse_json(os.pread(handle, length, _LENGTH_BYTES))
     table.pop("__metadata__", None)
     places = _places(table, _LENGTH_BYTES + length)
     for name, place in places.items():

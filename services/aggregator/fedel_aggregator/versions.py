@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from fedel.errors import UpdateRefused
 from fedel.files import TEMPORARY, open_atomic
 from fedel.roles.aggregator import Content
+from fedel.serialisation import parse_json
 from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1.aggregator_pb2 import CommitRoundResponse, SealRoundResponse
 from fedel_aggregator.errors import MALFORMED, damaged
@@ -189,7 +190,7 @@ class Versions:
 
 def read_meta(path: Path) -> Meta:
     """``MALFORMED`` if the file makes no sense."""
-    table = json.loads(path.read_bytes())
+    table = parse_json(path.read_bytes())
     counted = {client: Content(*entry) for client, entry in table.pop("counted").items()}
     meta = Meta(**table, counted=counted)
     numbers: list[Mapping[str, object]] = [meta.crc32, meta.changed, meta.state_crc32]

@@ -20,6 +20,7 @@ from fedel.job import RunConfig
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import ENDED, HELD, WAITING
 from fedel.roles.sharding import assign
+from fedel.serialisation import parse_json
 from fedel.strategies.protection import check_deployable
 from fedel.telemetry import CoordinatorMetrics
 from fedel.types import ModelSpec
@@ -146,7 +147,7 @@ class Coordinator:
             known = await asyncio.to_thread(self.store.run, name)
         assert known is not None
         same_model = spec_from_json(known.spec_json) == spec
-        if not same_model or RunConfig.parse(json.loads(known.config_json)) != config:
+        if not same_model or RunConfig.parse(parse_json(known.config_json)) != config:
             what = "configuration" if same_model else "model"
             raise NameTaken(
                 f"run '{name}' exists with another {what}: choose another name, or repeat the same {what}"
@@ -223,8 +224,8 @@ def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"run name {name!r}: use letters, digits, dots, dashes and underscores, at most 100")
     try:
-        table = json.loads(config_json)
-    except json.JSONDecodeError as error:
+        table = parse_json(config_json)
+    except ValueError as error:
         raise ConfigError(f"run '{name}': its configuration is not valid JSON: {error}") from None
     config = RunConfig.parse(table, f"run '{name}'")
     rounds = config.rounds

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
 
+from fedel_edge import checked_files
 from fedel_edge.run_folder import RunFolder
 
 from fedel import testing
@@ -17,16 +17,14 @@ from fedel.v1 import aggregator_pb2 as agg
 from fedel.wire.payload import pack
 from tests.fuzz import samples
 from tests.fuzz.mutate import json_case, message_case, mutate_bytes
-from tests.fuzz.target import Mutator, Read, Target
-from tests.fuzz.targets.aggregator_files import safetensors_case
+from tests.fuzz.target import Mutator, Read, Target, scratch
 
 IDENTITY = "one run"
 
 
 @cache
 def _sound() -> Path:
-    state = Path(tempfile.mkdtemp(prefix="fuzz-agent-"))
-    folder = RunFolder(state, samples.RUN, IDENTITY)
+    folder = RunFolder(scratch(), samples.RUN, IDENTITY)
     folder.model.save(3, testing.initial_model())
     tensors = {"blocks.stem.conv.weight": testing.initial_model()["blocks.stem.conv.weight"]}
     folder.memories.stage(2, Memory(Window(1, 3), ("blocks.stem.conv.weight",), 1, 2, tensors))
@@ -60,18 +58,30 @@ def _target(label: str, name: str, mutate: Mutator, load: Callable[[RunFolder], 
     return Target(label, lambda: [(_sound() / name).read_bytes()], mutate, prepare)
 
 
-def _outbox_case(rng: Random, valid: bytes, others: Sequence[bytes]) -> bytes:
-    (length,) = struct.unpack_from("<Q", valid)
-    if rng.random() < 0.5:
-        return mutate_bytes(rng, valid, others)
-    message = message_case(agg.UpdateHeader)(rng, valid[8 : 8 + length], others)
-    return struct.pack("<Q", len(message)) + message + valid[8 + length :]
+def _checked_case(change_head: Mutator) -> Mutator:
+    """Change any byte, or the head and usually its checksum too, as another version of FedEL may write it."""
+    end = checked_files._END
+
+    def mutated(rng: Random, valid: bytes, others: Sequence[bytes]) -> bytes:
+        if rng.random() < 0.3:
+            return mutate_bytes(rng, valid, others)
+        length, size, crc, mark = end.unpack(valid[-end.size :])
+        head, body = valid[:length], valid[length : length + size]
+        if rng.random() < 0.8:
+            head = change_head(rng, head, others)
+        if rng.random() < 0.3:
+            body = mutate_bytes(rng, body, others)
+        if rng.random() < 0.9:
+            lengths = checked_files._LENGTHS.pack(len(head), len(body))
+            crc = zlib.crc32(lengths, zlib.crc32(body, zlib.crc32(head)))
+        return head + body + end.pack(len(head), len(body), crc, mark)
+
+    return mutated
 
 
 AGENT_FILES = (
-    _target("agent_model", "model.safetensors", safetensors_case, _load_model),
-    _target("agent_memory", "memory-2.json", json_case, _load_memory),
-    _target("agent_memory_tensors", "memory-2.safetensors", safetensors_case, _load_memory),
-    _target("agent_update", "update-3", _outbox_case, _load_outbox),
+    _target("agent_model", "model", _checked_case(json_case), _load_model),
+    _target("agent_memory", "memory-2", _checked_case(json_case), _load_memory),
+    _target("agent_update", "update-3", _checked_case(message_case(agg.UpdateHeader)), _load_outbox),
     _target("agent_identity", "identity", mutate_bytes, _load_model),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import shutil
-import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -17,12 +16,12 @@ from fedel.security.folder import load
 from fedel.security.identity import Identity
 from fedel.security.tokens import Token
 from tests.fuzz.mutate import STRINGS, json_case, mutate_bytes
-from tests.fuzz.target import Mutator, Read, Target
+from tests.fuzz.target import Mutator, Read, Target, scratch
 
 
 @cache
 def _authority() -> Authority:
-    authority = Authority.create(Path(tempfile.mkdtemp(prefix="fuzz-certificates-")) / "ca")
+    authority = Authority.create(scratch() / "ca")
     folder = authority.folder.parent / "server"
     authority.issue(folder, Identity("service", "server"), ("127.0.0.1", "localhost"))
     authority.issue(authority.folder.parent / "old", Identity("agent", "jetson 1"))
@@ -58,7 +57,7 @@ def _facts(data: bytes) -> object:
 
 
 def _revoked(data: bytes) -> object:
-    return x.revoked_in(data, [_authority().ca], "the list")
+    return x.read_revocation_list(data, [_authority().ca], "the list")
 
 
 def _in_folder(name: str, source: str, file: str, mutate: Mutator, use: Callable[[Path], object]) -> Target:
@@ -106,6 +105,7 @@ CERTIFICATES = (
     _pem("revocation_list", lambda: _file("ca/crl.pem"), _revoked),
     _in_folder("certificate_folder", "server", "cert.pem", pem_case, load),
     _in_folder("authority_tokens", "ca", "tokens.json", json_case, lambda place: Authority(place).promises()),
+    _in_folder("authority_barred", "ca", "barred.json", json_case, lambda place: Authority(place)._barred()),
     _in_folder("authority_issued", "ca", "issued.jsonl", _lines_case, lambda place: Authority(place).issued()),
     Target(
         "token",

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from fedel_aggregator.run import shard_spec
+from fedel_aggregator.run_header import shard_spec
 from google.protobuf.message import DecodeError, Message
 from grpc import aio
 

@@ -160,7 +160,7 @@ class ScriptedAgent:
             await self._call.write(pb.SessionRequest(**message))
 
     async def _session(self) -> None:
-        async with connect(self.federation.address) as channel:
+        async with self.federation.connect(self.federation.address, "agent", self.name) as channel:
             self._call = CoordinatorServiceStub(channel).Session()
             try:
                 await self.send(hello=pb.Hello(client=self.name, device=pb.DeviceFacts(device_type="fake")))
@@ -206,7 +206,8 @@ class ScriptedAgent:
         strategy = build(json.loads(offer.config_json)["strategy"])
         model: dict[str, Any] = {}
         async with AsyncExitStack() as stack:
-            channels = [await stack.enter_async_context(connect(s.address)) for s in offer.shards]
+            dialled = [self.federation.connect(shard.address, "agent", self.name) for shard in offer.shards]
+            channels = [await stack.enter_async_context(channel) for channel in dialled]
             stubs = [AggregatorServiceStub(channel) for channel in channels]
             for stub in stubs:
                 model |= (await fetch_model(stub, message.run, message.model_version)).tensors
@@ -297,6 +298,10 @@ class Federation:
         for i in range(self.num_aggregators):
             await self.stop_aggregator(i)
 
+    def connect(self, address: str, role: str = "operator", name: str = "op") -> aio.Channel:
+        """A channel to one of the servers, for somebody; in plain text all are the same."""
+        return connect(address)
+
     async def start_aggregator(self, i: int = 0, folder: str = "") -> str:
         """On the address that it had before, if it had one."""
         data_dir = self.folder / (folder or f"aggregator-{i}")
@@ -334,7 +339,7 @@ class Federation:
         model = initial_model()
         header = model_header(run, config.strategy, SPEC, config.rounds.keep_every, config.rounds.late)
         for address, names in zip(self.aggregators, assign(SPEC, len(self.aggregators)), strict=True):
-            async with connect(address) as channel:
+            async with self.connect(address) as channel:
                 await push_model(AggregatorServiceStub(channel), header, {name: model[name] for name in names})
         return await self.ask_for(config, run)
 
@@ -392,7 +397,7 @@ class Federation:
     async def model(self, run: str = RUN, version: int = -1) -> Tensors:
         model: dict[str, Any] = {}
         for address in self.aggregators:
-            async with connect(address) as channel:
+            async with self.connect(address) as channel:
                 model |= (await fetch_model(AggregatorServiceStub(channel), run, version)).tensors
         return {t.name: model[t.name] for t in SPEC.tensors}
 
