@@ -98,7 +98,7 @@ class Protection:
     delta: float = 1e-5
     """With noise, the probability for which ``epsilon`` does not hold; well below 1 / number of clients."""
     secure: bool = False
-    """Secure aggregation: the server learns the sum of the updates and no single one. Simulations only."""
+    """Secure aggregation: the server learns the sum of the updates and no single one."""
 
     def __post_init__(self) -> None:
         if self.fold not in FOLDS:

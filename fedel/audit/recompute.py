@@ -52,6 +52,8 @@ def recompute(shard: ShardFiles, findings: Findings) -> Recomputed:
         with findings.reading(shard.folder, f"the updates of round {round_num} cannot be folded"):
             for client in sorted(meta.counted):
                 fold.add(updates[client].update)
+            if folds.comes_masked:
+                fold.unmask(shard.opened(round_num))
             model, state = _finish(shard, fold, model, state, version, found)
             if _same(shard, version, model, state, findings):
                 found.versions.add(version)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from fedel_aggregator.errors import Damaged
-from fedel_aggregator.journal import open_update, read_update
+from fedel_aggregator.journal import UNMASK_FILE, open_update, read_update
 from fedel_aggregator.kept_updates import META_FILE, KeptUpdates
 from fedel_aggregator.run import LABELS_FILE, NUM_NEWEST_KEPT, UPDATES_FOLDER
 from fedel_aggregator.run_header import HEADER_FILE, shard_spec
@@ -16,12 +16,16 @@ from fedel_aggregator.tensor_file import TensorFile
 from fedel_aggregator.versions import Meta, Versions, read_meta
 
 from fedel.audit.findings import DAMAGED, DIFFERS, ILLEGAL, MISSING, Findings
+from fedel.core.secure_server import Opened
 from fedel.errors import FedelError
 from fedel.files import safe_name
 from fedel.serialisation import parse_json
+from fedel.strategies.masked_fold import masked_spec
 from fedel.types import Array, ModelSpec, Update
-from fedel.v1.aggregator_pb2 import ModelHeader
+from fedel.v1.aggregator_pb2 import ModelHeader, Unmask
 from fedel.wire import payload
+from fedel.wire.codec import spec_from_pb
+from fedel.wire.secure_codec import opened_from_pb
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,18 @@ class ShardFiles:
     @property
     def takes_late(self) -> bool:
         return self.header.late_policy == "next"
+
+    @property
+    def update_spec(self) -> ModelSpec:
+        """What updates look like."""
+        secure = json.loads(self.header.protection_json or "{}").get("secure", False)
+        return masked_spec(self.spec) if secure else self.spec
+
+    def opened(self, round_num: int) -> Opened:
+        """What the clients of secure aggregation revealed in a round whose updates are kept."""
+        folder = KeptUpdates(self.folder / UPDATES_FOLDER, -1).path(round_num)
+        unmask = Unmask.FromString((folder / UNMASK_FILE).read_bytes())
+        return opened_from_pb(unmask, round_num, spec_from_pb(self.header.spec))
 
     @property
     def newest(self) -> int:
@@ -199,14 +215,14 @@ def _read_update(shard: ShardFiles, path: Path, round_num: int, findings: Findin
     if payload.digest(header.tensors) != header.digest:
         findings.add(DAMAGED, path, "its list of tensors is not what its digest says")
         return None
-    payload.check(header.tensors, shard.spec)
+    payload.check(header.tensors, shard.update_spec)
     size = start + sum(entry.num_bytes for entry in header.tensors)
     if path.stat().st_size < size:
         findings.add(DAMAGED, path, f"it is cut off: {path.stat().st_size} of {size} bytes are there")
         return None
     try:
         with path.open("rb") as file:
-            update = read_update(file.fileno(), header, start, shard.spec)
+            update = read_update(file.fileno(), header, start, shard.update_spec)
     except FedelError as error:
         findings.add(DAMAGED, path, f"a tensor is not what its checksum says ({error})")
         return None

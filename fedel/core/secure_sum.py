@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from fedel.core.secret_sharing import SHARE_BYTES, Random, join, split
+from fedel.core.secret_sharing import SHARE_BYTES, Random, split
 from fedel.errors import UpdateRefused
 
 Words = NDArray[np.uint64]
@@ -41,10 +41,10 @@ MIN_GROUP = 3
 """Clients that must name a tensor for it to be summed. With fewer, the sum would say too much about each."""
 MIN_LEFT = 2
 """Of these, clients whose tensor must have come before anyone reveals a share."""
-_KEY_BYTES = 32
+KEY_BYTES = 32
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
-KEYS_BYTES = 3 * _KEY_BYTES
+KEYS_BYTES = 3 * KEY_BYTES
 SEALED_BYTES = _NONCE_BYTES + 2 * SHARE_BYTES + _TAG_BYTES
 
 
@@ -55,6 +55,20 @@ def threshold_of(num_clients: int) -> int:
     [3, 3, 7, 67]
     """
     return 2 * num_clients // 3 + 1
+
+
+def attempt_name(round_num: int, attempt: int) -> str:
+    """The name of an attempt at a round: masks are good for nothing else."""
+    return f"round {round_num}, attempt {attempt}"
+
+
+def is_key(public: bytes) -> bool:
+    """Whether others can agree on a secret with the owner of this key."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
 
 
 class Keys(NamedTuple):
@@ -89,7 +103,7 @@ class SecureClient:
     def __init__(self, name: str, round_name: str, random: Random) -> None:
         """``round_name`` is the same for all; a mask is good for one round."""
         self.name, self._round, self._random = name, round_name, random
-        self._sealing, self._masking, self._own_mask = (random(_KEY_BYTES) for _ in range(3))
+        self._sealing, self._masking, self._own_mask = (random(KEY_BYTES) for _ in range(3))
         self._roster: Mapping[str, Keys] = {}
         self._groups: Mapping[str, Collection[str]] = {}
         self._kept: dict[str, tuple[bytes, bytes]] = {}
@@ -98,14 +112,14 @@ class SecureClient:
 
     @property
     def keys(self) -> Keys:
-        return Keys(_public(self._sealing), _public(self._masking), _digest(self._own_mask))
+        return Keys(public_of(self._sealing), public_of(self._masking), digest_of(self._own_mask))
 
     def share(self, roster: Mapping[str, Keys]) -> dict[str, bytes]:
         """Sealed shares of this client's secrets, by receiver."""
         if roster.get(self.name) != self.keys or len(set(roster.values())) < len(roster):
-            raise _refusal(f"client '{self.name}' is in the list with a wrong key, or a key is there twice")
+            raise refusal(f"client '{self.name}' is in the list with a wrong key, or a key is there twice")
         self._roster, threshold = roster, threshold_of(len(roster))
-        places = _places(roster)
+        places = places_of(roster)
         masks = split(self._own_mask, places.values(), threshold, self._random)
         keys = split(self._masking, places.values(), threshold, self._random)
         self._kept[self.name] = masks[places[self.name]], keys[places[self.name]]
@@ -130,7 +144,7 @@ class SecureClient:
             try:
                 shares = self._cipher(sender).decrypt(nonce, text, _pair(sender, self.name))
             except (InvalidTag, ValueError):
-                raise _refusal(f"the shares from '{sender}' to '{self.name}' were changed on the way") from None
+                raise refusal(f"the shares from '{sender}' to '{self.name}' were changed on the way") from None
             self._kept[sender] = shares[:SHARE_BYTES], shares[SHARE_BYTES:]
 
     def mask(self, vectors: Mapping[str, Words], groups: Mapping[str, Collection[str]]) -> dict[str, Words]:
@@ -139,14 +153,14 @@ class SecureClient:
         mine = [tensor for tensor, group in groups.items() if self.name in group]
         small = [tensor for tensor in mine if len(set(groups[tensor])) < MIN_GROUP]
         if strangers or small or set(mine) - vectors.keys() or self._groups:
-            raise _refusal(f"client '{self.name}' was told groups that are too small or have strangers in them")
+            raise refusal(f"client '{self.name}' was told groups that are too small or have strangers in them")
         self._groups = groups
-        masked = {t: vectors[t] + _stream(self._own_mask, t, vectors[t].size) for t in mine}
+        masked = {t: vectors[t] + mask_stream(self._own_mask, t, vectors[t].size) for t in mine}
         for other in sorted({client for tensor in mine for client in groups[tensor]} - {self.name}):
-            seed = _pair_seed(self._masking, self.name, other, self._roster[other].masking, self._round)
+            seed = pair_seed(self._masking, self.name, other, self._roster[other].masking, self._round)
             for tensor in mine:
                 if other in groups[tensor]:
-                    _add(masked[tensor], _stream(seed, tensor, masked[tensor].size), self.name < other)
+                    add_mask(masked[tensor], mask_stream(seed, tensor, masked[tensor].size), self.name < other)
         return masked
 
     def reveal(self, came: Collection[str]) -> Reveal:
@@ -155,9 +169,9 @@ class SecureClient:
         left = {tensor: len(set(group) & set(came)) for tensor, group in self._groups.items()}
         alone = sorted(tensor for tensor, count in left.items() if 0 < count < MIN_LEFT)
         if self._has_revealed or not set(came) <= named:
-            raise _refusal(f"client '{self.name}' reveals shares once, of clients that named their tensors")
+            raise refusal(f"client '{self.name}' reveals shares once, of clients that named their tensors")
         if alone:
-            raise _refusal(
+            raise refusal(
                 f"too many dropped out: of {', '.join(alone)} only one client's came, which nobody may see; the"
                 " round is lost"
             )
@@ -168,81 +182,15 @@ class SecureClient:
         )
 
 
-class SecureServer:
-    """The server's part: what it gets to see is masked."""
-
-    def __init__(
-        self, round_name: str, roster: Mapping[str, Keys], groups: Mapping[str, Collection[str]]
-    ) -> None:
-        self._round, self._roster, self._groups = round_name, roster, groups
-        self._sums: dict[str, Words] = {}
-        self.came: set[str] = set()
-
-    def add(self, client: str, masked: Mapping[str, Words]) -> None:
-        """Add a client's masked tensors up."""
-        mine = {tensor for tensor, group in self._groups.items() if client in group}
-        if client in self.came or mine != masked.keys():
-            raise _refusal(f"client '{client}' sent other tensors than it named, or sent them twice")
-        for tensor, words in masked.items():
-            if tensor in self._sums and self._sums[tensor].size != words.size:
-                raise _refusal(f"client '{client}' sent {words.size} numbers of tensor '{tensor}'")
-        for tensor, words in masked.items():
-            self._sums[tensor] = self._sums[tensor] + words if tensor in self._sums else words.copy()
-        self.came.add(client)
-
-    def unmask(self, reveals: Mapping[str, Reveal]) -> dict[str, Words]:
-        """The sums over the clients whose tensors came, by tensor."""
-        for client in sorted(self.came):
-            own_mask = self._join(
-                {name: r.own_masks[client] for name, r in reveals.items() if client in r.own_masks}
-            )
-            if _digest(own_mask) != self._roster[client].own_mask_digest:
-                raise _refusal(f"the shares of the mask of '{client}' are wrong: the round is lost")
-            for tensor in self._named(client):
-                _add(self._sums[tensor], _stream(own_mask, tensor, self._sums[tensor].size), False)
-        dropped = {client for group in self._groups.values() for client in group} - self.came
-        for client in sorted(dropped):
-            masking = self._join(
-                {name: r.masking_keys[client] for name, r in reveals.items() if client in r.masking_keys}
-            )
-            self._take_off_pairs(client, masking)
-        return dict(self._sums)
-
-    def _take_off_pairs(self, client: str, masking: bytes) -> None:
-        """The masks that a dropped client and those that stayed had in common."""
-        if _public(masking) != self._roster[client].masking:
-            raise _refusal(f"the shares of the key of '{client}' are wrong: the round is lost")
-        for other in sorted(self.came):
-            seed = _pair_seed(masking, client, other, self._roster[other].masking, self._round)
-            for tensor in self._named(client):
-                if other in self._groups[tensor]:
-                    _add(self._sums[tensor], _stream(seed, tensor, self._sums[tensor].size), client < other)
-
-    def _named(self, client: str) -> list[str]:
-        return [t for t, group in self._groups.items() if client in group and t in self._sums]
-
-    def _join(self, shares: Mapping[str, bytes]) -> bytes:
-        places, wanted = _places(self._roster), threshold_of(len(self._roster))
-        if len(shares) < wanted:
-            raise _refusal(
-                f"only {len(shares)} clients stayed to the end, {wanted} are needed: the round is lost"
-            )
-        some = sorted(shares)[:wanted]
-        try:
-            return join({places[name]: shares[name] for name in some}, _KEY_BYTES)
-        except ValueError as error:
-            raise _refusal(f"{error}: the round is lost") from None
-
-
-def _places(roster: Collection[str]) -> dict[str, int]:
+def places_of(roster: Collection[str]) -> dict[str, int]:
     return {name: place for place, name in enumerate(sorted(roster), start=1)}
 
 
-def _public(private: bytes) -> bytes:
+def public_of(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def _digest(secret: bytes) -> bytes:
+def digest_of(secret: bytes) -> bytes:
     return hashlib.sha256(b"fedel own mask" + secret).digest()
 
 
@@ -258,28 +206,28 @@ def _agree(private: bytes, public: bytes, round_name: str, purpose: str, *names:
             X25519PublicKey.from_public_bytes(public)
         )
     except ValueError:
-        raise _refusal(f"a key of {' or '.join(names)} is not a key") from None
+        raise refusal(f"a key of {' or '.join(names)} is not a key") from None
     info = _pair("fedel", round_name, purpose, *sorted(names))
-    return HKDF(SHA256(), _KEY_BYTES, None, info).derive(secret)
+    return HKDF(SHA256(), KEY_BYTES, None, info).derive(secret)
 
 
-def _pair_seed(private: bytes, one: str, other: str, public: bytes, round_name: str) -> bytes:
+def pair_seed(private: bytes, one: str, other: str, public: bytes, round_name: str) -> bytes:
     return _agree(private, public, round_name, "mask", one, other)
 
 
-def _stream(seed: bytes, tensor: str, size: int) -> Words:
+def mask_stream(seed: bytes, tensor: str, size: int) -> Words:
     """The mask of one tensor: AES-256 in counter mode, with a key of its own."""
     key = hmac.new(seed, tensor.encode(), hashlib.sha256).digest()
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(8 * size)), "<u8")
 
 
-def _add(words: Words, mask: Words, positive: bool) -> None:
+def add_mask(words: Words, mask: Words, positive: bool) -> None:
     if positive:
         words += mask
     else:
         words -= mask
 
 
-def _refusal(message: str) -> UpdateRefused:
+def refusal(message: str) -> UpdateRefused:
     return UpdateRefused("secure", f"secure aggregation: {message}")

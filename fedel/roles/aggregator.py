@@ -14,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedel.core.importance import global_change
+from fedel.core.secure_server import Opened
 from fedel.errors import UpdateRefused, VersionRefused
 from fedel.job import Protection
 from fedel.roles.gate import objection_to_report, weighed
+from fedel.strategies.masked_fold import MaskedFold, masked_spec
 from fedel.strategies.protection import RoundStart, protected_fold
 from fedel.strategies.secure_fold import SecureFold
 from fedel.types import ModelSpec, Participant, Report, Strategy, Tensors, Update
@@ -35,6 +37,8 @@ class Upload(NamedTuple):
 
     client: str
     content: Content
+    attempt: int = 0
+    """With secure aggregation: whose masks are in it."""
 
     @property
     def task(self) -> tuple[str, int]:
@@ -67,12 +71,14 @@ class ShardRound:
         ended: bool = False,
         accepted: Iterable[Upload] = (),
         participants: Iterable[Participant] | None = None,
+        attempt: int = 0,
         counted_before: Mapping[str, Content] | None = None,
     ) -> None:
         """``takes_late``: an update of the round before counts in this one. ``ended``: the run is over.
         ``participants``: who may send an update; ``None`` until the coordinator says it. ``counted_before``:
         what the round before closed with, by client."""
         self.run, self.number, self.sealed, self.ended = run, number, sealed, ended
+        self.attempt = attempt
         self._takes_late = takes_late
         self._participants = None if participants is None else _by_task(participants)
         self._accepted = {upload.client: upload.content for upload in accepted}
@@ -85,7 +91,7 @@ class ShardRound:
 
     def admit(self, upload: Upload) -> Verdict:
         """Whether to take an upload; raises ``UpdateRefused`` with the reason if it cannot be taken."""
-        client, content = upload
+        client, content, attempt = upload
         accepted, before = self._accepted.get(client), self._counted_before.get(client)
         if content in (accepted, before):
             return Verdict.DUPLICATE
@@ -94,6 +100,7 @@ class ShardRound:
                 "conflict", f"client '{client}' already sent another update of round {content.round_num}"
             )
         self._check_in_time(client, content.round_num)
+        self._check_attempt(client, attempt)
         if accepted is not None:
             raise UpdateRefused(
                 "conflict", f"client '{client}' already counts in round {self.number}, with its late update"
@@ -114,8 +121,23 @@ class ShardRound:
                 "unplanned", f"client '{client}' has no task in round {round_num} of run '{self.run}'"
             ) from None
 
-    def open(self, participants: Iterable[Participant]) -> None:
-        """Take updates of these clients. A round that is sealed or ended is open again, with what it has."""
+    def _check_attempt(self, client: str, attempt: int) -> None:
+        if attempt > self.attempt:
+            raise UpdateRefused(
+                "not_open",
+                f"attempt {attempt} at round {self.number} of run '{self.run}' is not open yet: try"
+                " again in a moment",
+            )
+        if attempt < self.attempt:
+            raise UpdateRefused(
+                "late", f"client '{client}' masked its update for attempt {attempt}, which was given up"
+            )
+
+    def open(self, participants: Iterable[Participant], attempt: int = 0) -> None:
+        """Take updates of these clients. A round that is sealed or ended is open again, with what it has; at
+        another attempt of secure aggregation it has nothing."""
+        if attempt != self.attempt:
+            self.attempt, self._accepted = attempt, {}
         self._participants = _by_task(participants)
         self.sealed = self.ended = False
 
@@ -210,7 +232,7 @@ class RoundFold:
         start: RoundStart | None = None,
     ) -> None:
         """With a ``protection``, ``start`` says what it must know of the round."""
-        self._spec = spec
+        self._spec = masked_spec(spec) if start and start.comes_masked else spec
         self._fold = protected_fold(strategy, spec, protection or Protection(), start)
         self._num_clients = {t.name: 0 for t in spec.tensors}
         self.clients: set[str] = set()
@@ -230,6 +252,11 @@ class RoundFold:
         """These got a task: what secure aggregation has to know before any update."""
         if isinstance(self._fold, SecureFold):
             self._fold.invite(clients)
+
+    def unmask(self, secrets: Opened) -> None:
+        """What the clients of secure aggregation revealed; called once, before ``finish``."""
+        if isinstance(self._fold, MaskedFold):
+            self._fold.unmask(secrets)
 
     def drop(self, update: Update) -> None:
         """The client is gone before it could send this update, but after it named its tensors."""
@@ -257,7 +284,8 @@ class RoundFold:
         _check_finite(folded.model, model)
         _check_finite(folded.state, state)
         change = global_change(folded.model, model)
-        summed = self._fold.num_clients if isinstance(self._fold, SecureFold) else self._num_clients
+        fold = self._fold
+        summed = fold.num_clients if isinstance(fold, SecureFold | MaskedFold) else self._num_clients
         num_clients = {tensor: summed.get(tensor, 0) for tensor in self._num_clients}
         return Closed(folded.model, folded.state, change, num_clients)
 

@@ -9,7 +9,6 @@ from fedel.records import RoundRecord
 from fedel.roles import events as ev
 from fedel.roles.gate_session import objection_to_score
 from fedel.roles.recorder import bare_record, round_record
-from fedel.roles.repeating import RepeatingTurn
 from fedel.roles.run_state import (
     COMMITTED,
     FAILED,
@@ -19,9 +18,10 @@ from fedel.roles.run_state import (
     OpenRound,
     PreviousRound,
 )
+from fedel.roles.secure_turn import SecureTurn
 
 
-class ClosingTurn(RepeatingTurn):
+class ClosingTurn(SecureTurn):
     def sealed(self, event: ev.Sealed) -> None:
         """Commit the updates that are there: to say that a task is done is not to have sent an update."""
         open_round = self.state.open
@@ -32,6 +32,8 @@ class ClosingTurn(RepeatingTurn):
         planned = {(each.client, each.round_num) for each in self.participants()}
         held = tuple(report for report in event.reports if (report.client, report.round_num) in planned)
         lost = {**open_round.lost, **self.without_update(held)}
+        if self.relays:
+            return self.ask_to_reveal(held, lost)
         if not event.final and len(held) < self.min_reports:
             return self.reopen(held, lost)
         self.set_open(replace(open_round, reports=held, lost=lost))
@@ -55,7 +57,7 @@ class ClosingTurn(RepeatingTurn):
             replace(
                 state,
                 handover=handover,
-                open=replace(open_round, status=COMMITTED, record=record),
+                open=replace(open_round, status=COMMITTED, record=record, secure=None),
                 previous=previous if self.rounds.late == "next" else PreviousRound(),
                 untrained_rounds=record.tensor_untrained_rounds,
             )

@@ -9,7 +9,6 @@ applied again to the old state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from fedel.errors import ServiceError
@@ -34,6 +33,7 @@ from fedel.roles.run_state import (
     RunState,
     TaskResult,
 )
+from fedel.roles.secure_round import UPLOAD
 from fedel.roles.speed import believed
 from fedel.types import Report, Task
 
@@ -41,18 +41,20 @@ from fedel.types import Report, Task
 class RoundEngine:
     """The rules of one run."""
 
-    def __init__(self, planner: RoundPlanner, *, tests_itself: bool = False) -> None:
-        """With ``tests_itself`` the driver tests models, otherwise a client does."""
+    def __init__(self, planner: RoundPlanner, *, tests_itself: bool = False, relays: bool = False) -> None:
+        """With ``tests_itself`` the driver tests models, otherwise a client does. With ``relays`` the clients
+        of secure aggregation mask their updates themselves, and the driver carries their messages."""
         self.planner = planner
         self.run = planner.run
         self.spec = planner.spec
         self.tests_itself = tests_itself
+        self._relays = relays and planner.run.protection.secure
 
     def apply(self, state: RunState, event: ev.Event, now: float) -> tuple[RunState, list[ev.Effect]]:
         """``ServiceError`` refuses a person's wish; the state is then as it was."""
         if state.ended:
             return state, []
-        turn = _Turn(self.planner, self.tests_itself, state, now)
+        turn = _Turn(self.planner, self.tests_itself, self._relays, state, now)
         turn.take(event)
         return turn.state, turn.effects
 
@@ -96,6 +98,12 @@ class _Turn(ClosingTurn):
                 self._done(event)
             case ev.Failed():
                 self._failed(event)
+            case ev.Keyed():
+                self.keyed(event)
+            case ev.Shared():
+                self.shared(event)
+            case ev.Revealed():
+                self.revealed(event)
             case ev.Sealed():
                 self.sealed(event)
             case ev.Committed():
@@ -126,7 +134,8 @@ class _Turn(ClosingTurn):
         open_round = self.state.open
         if open_round is not None and open_round.status == OPEN and member.client in open_round.tasks:
             self._expect(member.client)
-            self._send_tasks([member.client])
+            self.send_tasks([member.client])
+        self.resend(only=member.client)
 
     def _leave(self, client: str, why: str) -> None:
         if client in self.state.members:
@@ -217,7 +226,9 @@ class _Turn(ClosingTurn):
         self.set_open(open_round)
         # Who claimed an update that is not there is believed again when the round gives it the task again.
         believed_again = open_round.lost.get(client) != MISSING
-        if open_round.status == OPEN and self._counts_now(open_round, report) and believed_again:
+        secure = open_round.secure
+        is_asked = not self.relays or (secure is not None and secure.step == UPLOAD and client in secure.shares)
+        if open_round.status == OPEN and is_asked and self._counts_now(open_round, report) and believed_again:
             self.set_open(replace(open_round, done=open_round.done | {client}))
             self._expect(client)
 
@@ -286,6 +297,8 @@ class _Turn(ClosingTurn):
             self._open()
         elif open_round.status == OPEN and self.now >= open_round.deadline:
             self._pass_deadline(open_round)
+        elif open_round.status == SEALED and open_round.secure and self.now >= open_round.deadline:
+            self.pass_step(open_round, open_round.secure)
         elif open_round.evaluation is not None and self.now >= open_round.evaluation.deadline:
             self.miss_test(open_round.evaluation.evaluator)
 
@@ -293,6 +306,8 @@ class _Turn(ClosingTurn):
         """What follows from the facts without any time passing."""
         open_round = self.state.open
         if open_round is None:
+            return
+        if self.relays and self.settle_secure(open_round, due=False):
             return
         if open_round.status == OPEN and self._is_enough(open_round):
             self._seal()
@@ -316,10 +331,11 @@ class _Turn(ClosingTurn):
         if state.phase == WAITING:
             self.set_phase(RUNNING)
         deadline = self.now + plan.deadline_seconds
-        self.set_open(OpenRound(state.handover.round_num, plan, self.now, deadline))
+        secure = self.first_attempt()
+        self.set_open(OpenRound(state.handover.round_num, plan, self.now, deadline, secure=secure))
         self.do(ev.Persist("plan"))
         self.open_shards()
-        self._send_tasks(task.client for task in plan.tasks)
+        self.send_tasks(task.client for task in plan.tasks)
         return None
 
     def _num_missing(self) -> int:
@@ -327,6 +343,8 @@ class _Turn(ClosingTurn):
         return wanted - len(self.state.present)
 
     def _is_enough(self, open_round: OpenRound) -> bool:
+        if self.relays:
+            return open_round.secure is not None and self.has_all_updates(open_round, open_round.secure)
         num_done, num_expected = len(open_round.done), len(open_round.tasks) - len(open_round.lost)
         if num_done < self.min_reports:
             return False
@@ -334,6 +352,8 @@ class _Turn(ClosingTurn):
 
     def _pass_deadline(self, open_round: OpenRound) -> None:
         """Close the round if enough clients are back; with too few, wait on and give the work to others too."""
+        if open_round.secure is not None and self.pass_step(open_round, open_round.secure):
+            return None
         if len(open_round.done) >= self.min_reports:
             return self._seal()
         if self.state.phase == STOPPING:
@@ -360,22 +380,13 @@ class _Turn(ClosingTurn):
         self.set_open(replace(open_round, plan=replace(open_round.plan, tasks=tasks), lost=lost))
         self.do(ev.Persist("plan"))
         self.open_shards()
-        self._send_tasks(task.client for task in more)
+        self.send_tasks(task.client for task in more)
 
     def _seal(self) -> None:
         open_round = self.state.open
         if open_round is not None and open_round.status == OPEN:
             self.set_open(replace(open_round, status=SEALED, sealed_at=self.now))
             self.do(ev.Persist("sealed"), ev.Seal(open_round.round_num, open_round.seals))
-
-    def _send_tasks(self, clients: Iterable[str]) -> None:
-        open_round, handover = self.state.open, self.state.handover
-        assert open_round is not None
-        left = max(0.0, open_round.deadline - self.now)
-        for client in clients:
-            if client not in open_round.done:
-                accepted, memory = handover.accepted_round(client), handover.memory(client)
-                self.do(ev.SendTask(open_round.tasks[client], accepted, memory, left))
 
     def _wait(self) -> ev.Wait:
         """What the run waits for now."""
@@ -390,4 +401,6 @@ class _Turn(ClosingTurn):
             late = f"{len(open_round.done)} of {self.min_reports} reports at the deadline; waits for more"
             told = [late if open_round.overdue else "", self.divergence(open_round)]
             return ev.Wait(open_round.deadline, "; ".join(text for text in told if text))
+        if open_round.status == SEALED and open_round.secure is not None and open_round.secure.opened is None:
+            return ev.Wait(open_round.deadline)
         return ev.Wait(open_round.evaluation.deadline if open_round.evaluation else None)

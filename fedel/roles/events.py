@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedel.core.secure_server import Opened
+from fedel.core.secure_sum import Keys, Reveal
 from fedel.records import RoundRecord
 from fedel.roles.run_state import Member, TaskResult
 from fedel.types import Memory, Participant, Report, Task
@@ -97,6 +99,37 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Keyed:
+    """Secure aggregation: a client has trained, and names its keys and its tensors."""
+
+    client: str
+    round_num: int
+    attempt: int
+    keys: Keys
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Secure aggregation: a client's sealed shares, by receiver."""
+
+    client: str
+    round_num: int
+    attempt: int
+    shares: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """Secure aggregation: a client's shares of others' secrets, after the seal."""
+
+    client: str
+    round_num: int
+    attempt: int
+    reveal: Reveal
+
+
+@dataclass(frozen=True)
 class Sealed:
     """The aggregators accept no more updates of the round; they all hold these."""
 
@@ -185,6 +218,9 @@ Event = (
     | Declined
     | Done
     | Failed
+    | Keyed
+    | Shared
+    | Revealed
     | Sealed
     | Committed
     | Evaluated
@@ -204,7 +240,8 @@ class Persist:
     """Make a part of the new state durable before anything after this effect is done."""
 
     part: str
-    """``member``, ``forgotten``, ``plan``, ``result``, ``sealed``, ``committed``, ``closed`` or ``phase``."""
+    """``member``, ``forgotten``, ``plan``, ``result``, ``sealed``, ``opened``, ``committed``, ``closed`` or
+    ``phase``."""
     client: str = ""
     """Whose, for ``member``, ``forgotten`` and ``result``."""
     record: RoundRecord | None = None
@@ -221,6 +258,8 @@ class Open:
 
     round_num: int
     participants: tuple[Participant, ...]
+    attempt: int = 0
+    """With secure aggregation: updates of an earlier attempt are discarded."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +269,39 @@ class SendTask:
     memory: Memory
     deadline_seconds: float
     """Left until the deadline."""
+    attempt: int = 0
+    """Of secure aggregation."""
+
+
+@dataclass(frozen=True)
+class SendRoster:
+    """Secure aggregation: tell a client who takes part; it answers with Shared."""
+
+    client: str
+    round_num: int
+    attempt: int
+    keys: Mapping[str, Keys]
+    named: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class SendGroup:
+    """Secure aggregation: send a client the shares of the others, with whom it masks its update."""
+
+    client: str
+    round_num: int
+    attempt: int
+    shares: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class SendUnmask:
+    """Secure aggregation: tell a client whose updates came; it answers with Revealed."""
+
+    client: str
+    round_num: int
+    attempt: int
+    came: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -248,7 +320,7 @@ class Ignore:
     client: str
     reason: str
     kind: str = "done"
-    """Of the message: ``done`` or ``evaluation``."""
+    """Of the message: ``done``, ``evaluation`` or ``secure``."""
 
 
 @dataclass(frozen=True)
@@ -265,6 +337,9 @@ class Commit:
 
     round_num: int
     clients: tuple[str, ...]
+    opened: Opened | None = None
+    """With secure aggregation: what takes the masks off."""
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -307,4 +382,20 @@ class Wait:
     """For people; empty while everything goes as planned."""
 
 
-Effect = Persist | Open | SendTask | SendClosed | Ignore | Seal | Commit | Evaluate | Keep | Close | End | Wait
+Effect = (
+    Persist
+    | Open
+    | SendTask
+    | SendRoster
+    | SendGroup
+    | SendUnmask
+    | SendClosed
+    | Ignore
+    | Seal
+    | Commit
+    | Evaluate
+    | Keep
+    | Close
+    | End
+    | Wait
+)

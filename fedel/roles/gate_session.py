@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
+from fedel.core.secure_sum import KEY_BYTES, Keys, is_key
 from fedel.records import DeviceUsage
 from fedel.roles.gate import (
     MAX_BYTES,
@@ -124,6 +126,23 @@ def objection_to_result(result: TaskResult, spec: ModelSpec, participant: Partic
         or objection_to_numbers({f"phase {clean(k, 20)}": s for k, s in result.phases.items()}, MAX_SECONDS)
         or objection_to_numbers({"bytes_up": result.bytes_up, "bytes_down": result.bytes_down}, MAX_BYTES)
     )
+
+
+def objection_to_keys(client: str, named: str, keys: Keys, tensors: Sequence[int], spec: ModelSpec) -> str:
+    """Secure aggregation: everyone else has to use these keys, so that a wrong one would hinder all."""
+    if named != client:
+        return f"keys of client '{clean(named, MAX_NAME)}'"
+    if len(keys.own_mask_digest) != KEY_BYTES or not (is_key(keys.sealing) and is_key(keys.masking)):
+        return "one of its keys of secure aggregation is not a key"
+    if len(set(tensors)) != len(tensors) or not all(0 <= place < len(spec.tensors) for place in tensors):
+        return "it names tensors that the model does not have, or one of them twice"
+    return ""
+
+
+def objection_to_shares(shares: Iterable[bytes], num_bytes: int) -> str:
+    if any(len(share) != num_bytes for share in shares):
+        return f"its shares of secure aggregation do not all have {num_bytes} bytes"
+    return ""
 
 
 def objection_to_score(accuracy: float, loss: float, seconds: float | None) -> str:

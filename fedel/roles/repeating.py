@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from fedel.core.secure_sum import MIN_GROUP
 from fedel.roles import events as ev
 from fedel.roles.gate import DIVERGED
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import COMMITTED, HELD, OPEN, SEALED, STOPPED, STOPPING, OpenRound, RunState
+from fedel.roles.secure_round import UPLOAD
 from fedel.roles.turn import Turn
 from fedel.types import Participant, Report, Task
 
@@ -19,13 +21,16 @@ MAX_NAMED = 3
 
 
 class RepeatingTurn(Turn):
-    def __init__(self, planner: RoundPlanner, tests_itself: bool, state: RunState, now: float) -> None:
+    def __init__(
+        self, planner: RoundPlanner, tests_itself: bool, relays: bool, state: RunState, now: float
+    ) -> None:
         super().__init__(state, now)
         self.planner = planner
         self.rounds = planner.run.rounds
         self.tests_itself = tests_itself
-        self.min_reports = max(1, self.rounds.min_reports)
-        """No model is made of nothing."""
+        self.relays = relays
+        self.min_reports = max(MIN_GROUP if relays else 1, self.rounds.min_reports)
+        """No model is made of nothing, and no secure sum of fewer clients than hide each other."""
 
     # Who may send an update
 
@@ -50,8 +55,24 @@ class RepeatingTurn(Turn):
 
     def open_shards(self) -> None:
         """Name the clients of the open round to the aggregators: they take updates of nobody else."""
-        assert self.state.open is not None
-        self.do(ev.Open(self.state.open.round_num, self.participants()))
+        open_round = self.state.open
+        assert open_round is not None
+        secure = open_round.secure
+        if not self.relays:
+            self.do(ev.Open(open_round.round_num, self.participants()))
+        elif secure is not None and secure.step == UPLOAD:
+            sending = tuple(each for each in self.participants() if each.client in secure.shares)
+            self.do(ev.Open(open_round.round_num, sending, secure.attempt))
+
+    def send_tasks(self, clients: Iterable[str]) -> None:
+        open_round, handover = self.state.open, self.state.handover
+        assert open_round is not None
+        left = max(0.0, open_round.deadline - self.now)
+        attempt = open_round.secure.attempt if open_round.secure else 0
+        for client in clients:
+            if client not in open_round.done:
+                accepted, memory = handover.accepted_round(client), handover.memory(client)
+                self.do(ev.SendTask(open_round.tasks[client], accepted, memory, left, attempt))
 
     # Rounds with too few updates
 
@@ -111,7 +132,10 @@ class RepeatingTurn(Turn):
 
     def ask_again(self, open_round: OpenRound) -> None:
         """Aggregators and testers give the same answer again."""
-        if open_round.status == SEALED:
+        secure = open_round.secure
+        if self.relays and open_round.status != COMMITTED and (secure is None or secure.opened is None):
+            self.new_attempt()
+        elif open_round.status == SEALED:
             self.do(ev.Seal(open_round.round_num, open_round.seals))
         elif open_round.status == COMMITTED:
             self.start_evaluation()
@@ -119,6 +143,9 @@ class RepeatingTurn(Turn):
             self.open_shards()
 
     def start_evaluation(self) -> None:
+        raise NotImplementedError
+
+    def new_attempt(self) -> None:
         raise NotImplementedError
 
     def interrupt(self) -> None:

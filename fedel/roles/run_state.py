@@ -8,6 +8,7 @@ from functools import cached_property
 
 from fedel.records import DeviceUsage, RoundRecord
 from fedel.roles.planner import Handover
+from fedel.roles.secure_round import SecureRound
 from fedel.types import ClientView, Plan, Report, Task, TimingProfile
 
 WAITING, RUNNING, PAUSED, STOPPING, HELD = "waiting", "running", "paused", "stopping", "held"
@@ -93,6 +94,8 @@ class OpenRound:
     record: RoundRecord | None = None
     """Complete but for the test, once the round is committed."""
     evaluation: Evaluation | None = None
+    secure: SecureRound | None = None
+    """With secure aggregation, until the round is committed."""
 
     @property
     def overdue(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -64,6 +65,8 @@ class Method:
 
     budget_scope: str = ""
     widths: tuple[float, ...] = ()
+    sends_parts: ClassVar[bool] = False
+    """Whether updates hold parts of tensors; secure aggregation sums whole ones."""
 
     def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:  # noqa: ARG002
         return ()

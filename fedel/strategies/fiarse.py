@@ -49,6 +49,7 @@ CLOCKS = ("honest", "optimistic")
 @dataclass(frozen=True)
 class FIARSE(Method):
     name: ClassVar[str] = "fiarse"
+    sends_parts: ClassVar[bool] = True
 
     budget_scope: str = "backward"
     """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""

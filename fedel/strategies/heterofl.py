@@ -48,6 +48,7 @@ from fedel.types import (
 @dataclass(frozen=True)
 class HeteroFL(Method):
     name: ClassVar[str] = "heterofl"
+    sends_parts: ClassVar[bool] = True
 
     widths: tuple[float, ...] = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
     """Shares of the channels to choose from; a client gets the largest whose step fits its budget."""

@@ -10,9 +10,11 @@ import numpy as np
 from fedel.core.aggregation import UNIT_BITS, MaskedMean, Sums
 from fedel.core.noise import gaussian
 from fedel.core.robust import MEDIAN, Clip, trimmed_mean
+from fedel.core.secure_sum import MIN_GROUP
 from fedel.errors import ConfigError
-from fedel.job import Protection
+from fedel.job import Protection, RunConfig
 from fedel.strategies.base import MeanFold
+from fedel.strategies.masked_fold import MaskedFold
 from fedel.strategies.secure_fold import SecureFold
 from fedel.types import Array, Fold, Folded, ModelSpec, Patch, Role, Strategy, Tensors, Update
 
@@ -32,6 +34,8 @@ class RoundStart:
     several keep the model: each clips its part to the norm times the root of its share."""
     secret: bytes = b""
     """What the noise is made from; it never leaves the aggregator."""
+    comes_masked: bool = False
+    """With secure aggregation: clients mask their updates themselves. In a simulation the fold does."""
 
 
 def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
@@ -48,6 +52,11 @@ def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
             f"[protection] secure: '{strategy.name}' counts tensors that were not sent, and of these there is"
             " no sum; set strategy.mask_aware = true"
         )
+    if protection.secure and getattr(strategy, "sends_parts", False):
+        raise ConfigError(
+            f"[protection] secure: '{strategy.name}' sends parts of tensors, of which no sum per value is"
+            " known; take a method that sends whole tensors, such as fedel or fedavg"
+        )
     statistics = [t.name for t in spec.tensors if t.role is Role.BUFFER]
     if protection.noise_multiplier and statistics:
         raise ConfigError(
@@ -56,12 +65,14 @@ def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
         )
 
 
-def check_deployable(protection: Protection) -> None:
-    """Refuse what only a simulation can do."""
-    if protection.secure:
+def check_deployable(run: RunConfig) -> None:
+    """Refuse a protection that no round of a federation could have."""
+    rounds = run.rounds
+    if run.protection.secure and (rounds.min_clients < MIN_GROUP or 0 < rounds.num_participants < MIN_GROUP):
         raise ConfigError(
-            "[protection] secure: secure aggregation runs in simulations only, agents do not have it yet;"
-            " remove the key, or use `fedel simulate`"
+            f"[protection] secure: fewer than {MIN_GROUP} clients do not hide each other; set"
+            f" rounds.min_clients to {MIN_GROUP} or more (it is {rounds.min_clients}), and rounds.num_participants to 0 or"
+            f" {MIN_GROUP} or more (it is {rounds.num_participants})"
         )
 
 
@@ -72,6 +83,8 @@ def protected_fold(
     fold = strategy.fold(spec)
     if protection == Protection() or start is None:
         return fold
+    if protection.secure and start.comes_masked:
+        return MaskedFold(spec, strategy.weighting)
     if protection.secure:
         return SecureFold(spec, strategy.weighting, start.round_num, start.secret)
     limit = protection.clip_norm * math.sqrt(start.share)

@@ -15,9 +15,10 @@ from fedel.core import secure_sum
 from fedel.core.aggregation import MaskedMean
 from fedel.core.exact_sum import WORD, fixed_point
 from fedel.core.secret_sharing import SHARE_BYTES, Random
-from fedel.core.secure_sum import SecureClient, SecureServer, Words
+from fedel.core.secure_server import SecureServer
+from fedel.core.secure_sum import SecureClient, Words
 from fedel.errors import ConfigError, UpdateRefused
-from fedel.types import Folded, ModelSpec, Patch, Tensors, Update
+from fedel.types import Array, Folded, ModelSpec, Patch, Tensors, Update
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,7 @@ class SecureFold:
                 " value is known; take a method that sends whole tensors, such as fedel or fedavg"
             )
         self._mean.check(patches, weight)
-        # The sum of all must fit one word: nobody else can check it, so each client keeps to its share.
-        room = WORD / 2**self._mean.bits / max(len(self._invited), 1)
-        for name, patch in patches.items():
-            if float(np.abs(patch.values).max(initial=0)) * weight >= room:
-                raise UpdateRefused("range", f"tensor '{name}' holds values too large for a secure sum")
+        check_room(patches, weight, self._mean.bits, len(self._invited))
         self._held[report.client] = _Held(patches, weight)
 
     def finish(self, model: Tensors, state: Tensors) -> Folded:
@@ -85,7 +82,12 @@ class SecureFold:
         groups = secure_sum.groups_of(named | {n: list(tensors) for n, tensors in self._dropped.items()})
         server = SecureServer(self._round, roster, groups)
         for name, held in self._held.items():
-            vectors = {tensor: self._words(held, tensor) for tensor in held.patches if tensor in groups}
+            bits = self._mean.bits
+            vectors = {
+                tensor: words_of(patch.values, held.weight, bits)
+                for tensor, patch in held.patches.items()
+                if tensor in groups
+            }
             if masked := clients[name].mask(vectors, groups):
                 server.add(name, masked)
         if not groups:
@@ -95,11 +97,6 @@ class SecureFold:
             total = words[:-1].view(np.int64)
             self._mean.add_sum(tensor, total, self._shapes[tensor], int(words[-1]))
             self.num_clients[tensor] = len(set(groups[tensor]) & server.came)
-
-    def _words(self, held: _Held, tensor: str) -> Words:
-        """The tensor in fixed point, and the client's weight."""
-        values = fixed_point(held.patches[tensor].values, held.weight, self._mean.bits).reshape(-1)
-        return np.append(values, np.int64(held.weight)).view(np.uint64)
 
     def _random_of(self, client: str) -> Random:
         """Of a simulation, which can be repeated: a device takes ``secrets.token_bytes``."""
@@ -112,6 +109,21 @@ class SecureFold:
             return stream.digest(position)[-num_bytes:]
 
         return random
+
+
+def check_room(patches: Mapping[str, Patch], weight: int, bits: int, num_clients: int) -> None:
+    """The sum of all must fit one word: nobody else can check it, so each client keeps to its share."""
+    room = WORD / 2**bits / max(num_clients, 1)
+    for name, patch in patches.items():
+        largest = float(np.abs(patch.values).max(initial=0))
+        if not largest * weight < room:
+            raise UpdateRefused("range", f"tensor '{name}' holds values too large for a secure sum")
+
+
+def words_of(values: Array, weight: int, bits: int) -> Words:
+    """A tensor in fixed point, and its client's weight behind it."""
+    whole = fixed_point(values, weight, bits).reshape(-1)
+    return np.append(whole, np.int64(weight)).view(np.uint64)
 
 
 def bytes_up(patches: Mapping[str, Patch], num_clients: int) -> int:

@@ -27,6 +27,10 @@ class Wrapper:
     def widths(self) -> tuple[float, ...]:
         return self.base.widths
 
+    @property
+    def sends_parts(self) -> bool:
+        return getattr(self.base, "sends_parts", False)
+
     def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
         return self.base.exits_to_average(spec)
 

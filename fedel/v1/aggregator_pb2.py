@@ -26,13 +26,15 @@ from fedel.v1 import model_pb2 as fedel_dot_v1_dot_model__pb2
 from fedel.v1 import task_pb2 as fedel_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66\x65\x64\x65l/v1/aggregator.proto\x12\x08\x66\x65\x64\x65l.v1\x1a\x14\x66\x65\x64\x65l/v1/model.proto\x1a\x13\x66\x65\x64\x65l/v1/task.proto\"g\n\x12\x43reateModelRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.fedel.v1.ModelHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"\xc1\x01\n\x0bModelHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rstrategy_json\x18\x02 \x01(\t\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.fedel.v1.ModelSpec\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\x12\x12\n\nkeep_every\x18\x05 \x01(\x05\x12\x13\n\x0blate_policy\x18\x06 \x01(\t\x12\x17\n\x0fprotection_json\x18\x07 \x01(\t\"&\n\x13\x43reateModelResponse\x12\x0f\n\x07version\x18\x01 \x01(\x05\"E\n\x0fGetModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x14\n\x0chave_version\x18\x03 \x01(\x05\"g\n\x10GetModelResponse\x12)\n\x07\x63ontent\x18\x01 \x01(\x0b\x32\x16.fedel.v1.ModelContentH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"J\n\x0cModelContent\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\"f\n\x10PutUpdateRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fedel.v1.UpdateHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"x\n\x0cUpdateHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12 \n\x06report\x18\x02 \x01(\x0b\x32\x10.fedel.v1.Report\x12)\n\x07tensors\x18\x03 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"q\n\x11PutUpdateResponse\x12(\n\x06permit\x18\x01 \x01(\x0b\x32\x16.fedel.v1.UploadPermitH\x00\x12*\n\x07receipt\x18\x02 \x01(\x0b\x32\x17.fedel.v1.UploadReceiptH\x00\x42\x06\n\x04kind\"\x1e\n\x0cUploadPermit\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"2\n\rUploadReceipt\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"u\n\x0bParticipant\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12\x11\n\tmax_steps\x18\x04 \x01(\x05\x12\x1b\n\x13max_effective_steps\x18\x05 \x01(\x01\"_\n\x10OpenRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12+\n\x0cparticipants\x18\x03 \x03(\x0b\x32\x15.fedel.v1.Participant\"\x13\n\x11OpenRoundResponse\"2\n\x10SealRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\"6\n\x11SealRoundResponse\x12!\n\x07reports\x18\x01 \x03(\x0b\x32\x10.fedel.v1.Report\"E\n\x12\x43ommitRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x0f\n\x07\x63lients\x18\x03 \x03(\t\"\x9d\x01\n\x13\x43ommitRoundResponse\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x0f\n\x07tensors\x18\x02 \x03(\t\x12\x1d\n\x11global_importance\x18\x03 \x03(\x01\x42\x02\x10\x01\x12\x17\n\x0bnum_clients\x18\x04 \x03(\x05\x42\x02\x10\x01\x12\x14\n\x0c\x66old_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x63ommit_seconds\x18\x06 \x01(\x01\"A\n\x12KeepVersionRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\r\n\x05label\x18\x03 \x01(\t\"\x15\n\x13KeepVersionResponse\"\x1c\n\rEndRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x10\n\x0e\x45ndRunResponse2\xd3\x04\n\x11\x41ggregatorService\x12L\n\x0b\x43reateModel\x12\x1c.fedel.v1.CreateModelRequest\x1a\x1d.fedel.v1.CreateModelResponse(\x01\x12\x43\n\x08GetModel\x12\x19.fedel.v1.GetModelRequest\x1a\x1a.fedel.v1.GetModelResponse0\x01\x12H\n\tPutUpdate\x12\x1a.fedel.v1.PutUpdateRequest\x1a\x1b.fedel.v1.PutUpdateResponse(\x01\x30\x01\x12\x44\n\tOpenRound\x12\x1a.fedel.v1.OpenRoundRequest\x1a\x1b.fedel.v1.OpenRoundResponse\x12\x46\n\tSealRound\x12\x1a.fedel.v1.SealRoundRequest\x1a\x1b.fedel.v1.SealRoundResponse0\x01\x12J\n\x0b\x43ommitRound\x12\x1c.fedel.v1.CommitRoundRequest\x1a\x1d.fedel.v1.CommitRoundResponse\x12J\n\x0bKeepVersion\x12\x1c.fedel.v1.KeepVersionRequest\x1a\x1d.fedel.v1.KeepVersionResponse\x12;\n\x06\x45ndRun\x12\x17.fedel.v1.EndRunRequest\x1a\x18.fedel.v1.EndRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66\x65\x64\x65l/v1/aggregator.proto\x12\x08\x66\x65\x64\x65l.v1\x1a\x14\x66\x65\x64\x65l/v1/model.proto\x1a\x13\x66\x65\x64\x65l/v1/task.proto\"g\n\x12\x43reateModelRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.fedel.v1.ModelHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"\xc1\x01\n\x0bModelHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rstrategy_json\x18\x02 \x01(\t\x12!\n\x04spec\x18\x03 \x01(\x0b\x32\x13.fedel.v1.ModelSpec\x12)\n\x07tensors\x18\x04 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\x12\x12\n\nkeep_every\x18\x05 \x01(\x05\x12\x13\n\x0blate_policy\x18\x06 \x01(\t\x12\x17\n\x0fprotection_json\x18\x07 \x01(\t\"&\n\x13\x43reateModelResponse\x12\x0f\n\x07version\x18\x01 \x01(\x05\"E\n\x0fGetModelRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\x14\n\x0chave_version\x18\x03 \x01(\x05\"g\n\x10GetModelResponse\x12)\n\x07\x63ontent\x18\x01 \x01(\x0b\x32\x16.fedel.v1.ModelContentH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"J\n\x0cModelContent\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\"f\n\x10PutUpdateRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fedel.v1.UpdateHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedel.v1.ChunkH\x00\x42\x06\n\x04kind\"\x89\x01\n\x0cUpdateHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12 \n\x06report\x18\x02 \x01(\x0b\x32\x10.fedel.v1.Report\x12)\n\x07tensors\x18\x03 \x03(\x0b\x32\x18.fedel.v1.TensorManifest\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x03\"q\n\x11PutUpdateResponse\x12(\n\x06permit\x18\x01 \x01(\x0b\x32\x16.fedel.v1.UploadPermitH\x00\x12*\n\x07receipt\x18\x02 \x01(\x0b\x32\x17.fedel.v1.UploadReceiptH\x00\x42\x06\n\x04kind\"\x1e\n\x0cUploadPermit\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"2\n\rUploadReceipt\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x11\n\tduplicate\x18\x02 \x01(\x08\"u\n\x0bParticipant\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12\x11\n\tmax_steps\x18\x04 \x01(\x05\x12\x1b\n\x13max_effective_steps\x18\x05 \x01(\x01\"p\n\x10OpenRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12+\n\x0cparticipants\x18\x03 \x03(\x0b\x32\x15.fedel.v1.Participant\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x03\"\x13\n\x11OpenRoundResponse\"2\n\x10SealRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\"6\n\x11SealRoundResponse\x12!\n\x07reports\x18\x01 \x03(\x0b\x32\x10.fedel.v1.Report\"g\n\x12\x43ommitRoundRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x11\n\tround_num\x18\x02 \x01(\x05\x12\x0f\n\x07\x63lients\x18\x03 \x03(\t\x12 \n\x06unmask\x18\x04 \x01(\x0b\x32\x10.fedel.v1.Unmask\"B\n\x06Unmask\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\'\n\x07members\x18\x02 \x03(\x0b\x32\x16.fedel.v1.UnmaskMember\"k\n\x0cUnmaskMember\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07masking\x18\x02 \x01(\x0c\x12\x13\n\x07tensors\x18\x03 \x03(\x05\x42\x02\x10\x01\x12\x10\n\x08own_mask\x18\x04 \x01(\x0c\x12\x13\n\x0bmasking_key\x18\x05 \x01(\x0c\"\x9d\x01\n\x13\x43ommitRoundResponse\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x0f\n\x07tensors\x18\x02 \x03(\t\x12\x1d\n\x11global_importance\x18\x03 \x03(\x01\x42\x02\x10\x01\x12\x17\n\x0bnum_clients\x18\x04 \x03(\x05\x42\x02\x10\x01\x12\x14\n\x0c\x66old_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x63ommit_seconds\x18\x06 \x01(\x01\"A\n\x12KeepVersionRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x05\x12\r\n\x05label\x18\x03 \x01(\t\"\x15\n\x13KeepVersionResponse\"\x1c\n\rEndRunRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"\x10\n\x0e\x45ndRunResponse2\xd3\x04\n\x11\x41ggregatorService\x12L\n\x0b\x43reateModel\x12\x1c.fedel.v1.CreateModelRequest\x1a\x1d.fedel.v1.CreateModelResponse(\x01\x12\x43\n\x08GetModel\x12\x19.fedel.v1.GetModelRequest\x1a\x1a.fedel.v1.GetModelResponse0\x01\x12H\n\tPutUpdate\x12\x1a.fedel.v1.PutUpdateRequest\x1a\x1b.fedel.v1.PutUpdateResponse(\x01\x30\x01\x12\x44\n\tOpenRound\x12\x1a.fedel.v1.OpenRoundRequest\x1a\x1b.fedel.v1.OpenRoundResponse\x12\x46\n\tSealRound\x12\x1a.fedel.v1.SealRoundRequest\x1a\x1b.fedel.v1.SealRoundResponse0\x01\x12J\n\x0b\x43ommitRound\x12\x1c.fedel.v1.CommitRoundRequest\x1a\x1d.fedel.v1.CommitRoundResponse\x12J\n\x0bKeepVersion\x12\x1c.fedel.v1.KeepVersionRequest\x1a\x1d.fedel.v1.KeepVersionResponse\x12;\n\x06\x45ndRun\x12\x17.fedel.v1.EndRunRequest\x1a\x18.fedel.v1.EndRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedel.v1.aggregator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_UNMASKMEMBER'].fields_by_name['tensors']._loaded_options = None
+  _globals['_UNMASKMEMBER'].fields_by_name['tensors']._serialized_options = b'\020\001'
   _globals['_COMMITROUNDRESPONSE'].fields_by_name['global_importance']._loaded_options = None
   _globals['_COMMITROUNDRESPONSE'].fields_by_name['global_importance']._serialized_options = b'\020\001'
   _globals['_COMMITROUNDRESPONSE'].fields_by_name['num_clients']._loaded_options = None
@@ -51,36 +53,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELCONTENT']._serialized_end=673
   _globals['_PUTUPDATEREQUEST']._serialized_start=675
   _globals['_PUTUPDATEREQUEST']._serialized_end=777
-  _globals['_UPDATEHEADER']._serialized_start=779
-  _globals['_UPDATEHEADER']._serialized_end=899
-  _globals['_PUTUPDATERESPONSE']._serialized_start=901
-  _globals['_PUTUPDATERESPONSE']._serialized_end=1014
-  _globals['_UPLOADPERMIT']._serialized_start=1016
-  _globals['_UPLOADPERMIT']._serialized_end=1046
-  _globals['_UPLOADRECEIPT']._serialized_start=1048
-  _globals['_UPLOADRECEIPT']._serialized_end=1098
-  _globals['_PARTICIPANT']._serialized_start=1100
-  _globals['_PARTICIPANT']._serialized_end=1217
-  _globals['_OPENROUNDREQUEST']._serialized_start=1219
-  _globals['_OPENROUNDREQUEST']._serialized_end=1314
-  _globals['_OPENROUNDRESPONSE']._serialized_start=1316
-  _globals['_OPENROUNDRESPONSE']._serialized_end=1335
-  _globals['_SEALROUNDREQUEST']._serialized_start=1337
-  _globals['_SEALROUNDREQUEST']._serialized_end=1387
-  _globals['_SEALROUNDRESPONSE']._serialized_start=1389
-  _globals['_SEALROUNDRESPONSE']._serialized_end=1443
-  _globals['_COMMITROUNDREQUEST']._serialized_start=1445
-  _globals['_COMMITROUNDREQUEST']._serialized_end=1514
-  _globals['_COMMITROUNDRESPONSE']._serialized_start=1517
-  _globals['_COMMITROUNDRESPONSE']._serialized_end=1674
-  _globals['_KEEPVERSIONREQUEST']._serialized_start=1676
-  _globals['_KEEPVERSIONREQUEST']._serialized_end=1741
-  _globals['_KEEPVERSIONRESPONSE']._serialized_start=1743
-  _globals['_KEEPVERSIONRESPONSE']._serialized_end=1764
-  _globals['_ENDRUNREQUEST']._serialized_start=1766
-  _globals['_ENDRUNREQUEST']._serialized_end=1794
-  _globals['_ENDRUNRESPONSE']._serialized_start=1796
-  _globals['_ENDRUNRESPONSE']._serialized_end=1812
-  _globals['_AGGREGATORSERVICE']._serialized_start=1815
-  _globals['_AGGREGATORSERVICE']._serialized_end=2410
+  _globals['_UPDATEHEADER']._serialized_start=780
+  _globals['_UPDATEHEADER']._serialized_end=917
+  _globals['_PUTUPDATERESPONSE']._serialized_start=919
+  _globals['_PUTUPDATERESPONSE']._serialized_end=1032
+  _globals['_UPLOADPERMIT']._serialized_start=1034
+  _globals['_UPLOADPERMIT']._serialized_end=1064
+  _globals['_UPLOADRECEIPT']._serialized_start=1066
+  _globals['_UPLOADRECEIPT']._serialized_end=1116
+  _globals['_PARTICIPANT']._serialized_start=1118
+  _globals['_PARTICIPANT']._serialized_end=1235
+  _globals['_OPENROUNDREQUEST']._serialized_start=1237
+  _globals['_OPENROUNDREQUEST']._serialized_end=1349
+  _globals['_OPENROUNDRESPONSE']._serialized_start=1351
+  _globals['_OPENROUNDRESPONSE']._serialized_end=1370
+  _globals['_SEALROUNDREQUEST']._serialized_start=1372
+  _globals['_SEALROUNDREQUEST']._serialized_end=1422
+  _globals['_SEALROUNDRESPONSE']._serialized_start=1424
+  _globals['_SEALROUNDRESPONSE']._serialized_end=1478
+  _globals['_COMMITROUNDREQUEST']._serialized_start=1480
+  _globals['_COMMITROUNDREQUEST']._serialized_end=1583
+  _globals['_UNMASK']._serialized_start=1585
+  _globals['_UNMASK']._serialized_end=1651
+  _globals['_UNMASKMEMBER']._serialized_start=1653
+  _globals['_UNMASKMEMBER']._serialized_end=1760
+  _globals['_COMMITROUNDRESPONSE']._serialized_start=1763
+  _globals['_COMMITROUNDRESPONSE']._serialized_end=1920
+  _globals['_KEEPVERSIONREQUEST']._serialized_start=1922
+  _globals['_KEEPVERSIONREQUEST']._serialized_end=1987
+  _globals['_KEEPVERSIONRESPONSE']._serialized_start=1989
+  _globals['_KEEPVERSIONRESPONSE']._serialized_end=2010
+  _globals['_ENDRUNREQUEST']._serialized_start=2012
+  _globals['_ENDRUNREQUEST']._serialized_end=2040
+  _globals['_ENDRUNRESPONSE']._serialized_start=2042
+  _globals['_ENDRUNRESPONSE']._serialized_end=2058
+  _globals['_AGGREGATORSERVICE']._serialized_start=2061
+  _globals['_AGGREGATORSERVICE']._serialized_end=2656
 # @@protoc_insertion_point(module_scope)

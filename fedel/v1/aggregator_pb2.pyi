@@ -258,10 +258,13 @@ class UpdateHeader(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run that the client trained for."""
     digest: _builtins.str
     """SHA-256 of the serialised manifests, in hexadecimal: identifies the content of the update."""
+    attempt: _builtins.int
+    """With secure aggregation: the attempt whose masks are in the update. An update of another attempt is refused."""
     @_builtins.property
     def report(self) -> _task_pb2.Report:
         """The client's report, with the round, the client's name and its weight."""
@@ -277,10 +280,11 @@ class UpdateHeader(_message.Message):
         report: _task_pb2.Report | None = ...,
         tensors: _abc.Iterable[_model_pb2.TensorManifest] | None = ...,
         digest: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "report", b"report", "run", b"run", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "report", b"report", "run", b"run", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,10 +417,13 @@ class OpenRoundRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_NUM_FIELD_NUMBER: _builtins.int
     PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run of the round."""
     round_num: _builtins.int
     """Number of the round, which is the number of the newest version."""
+    attempt: _builtins.int
+    """With secure aggregation: the attempt at the round. The updates of an earlier attempt are discarded."""
     @_builtins.property
     def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participant]:
         """Clients that may send an update; updates of other clients are refused."""
@@ -427,10 +434,11 @@ class OpenRoundRequest(_message.Message):
         run: _builtins.str = ...,
         round_num: _builtins.int = ...,
         participants: _abc.Iterable[Global___Participant] | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["participants", b"participants", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "participants", b"participants", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -512,6 +520,7 @@ class CommitRoundRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_NUM_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
+    UNMASK_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run of the round."""
     round_num: _builtins.int
@@ -520,20 +529,93 @@ class CommitRoundRequest(_message.Message):
     def clients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Clients whose updates count, at least one; other updates that are in are discarded."""
 
+    @_builtins.property
+    def unmask(self) -> Global___Unmask:
+        """With secure aggregation: what takes the masks off the sum."""
+
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         round_num: _builtins.int = ...,
         clients: _abc.Iterable[_builtins.str] | None = ...,
+        unmask: Global___Unmask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["unmask", b"unmask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "round_num", b"round_num", "run", b"run", "unmask", b"unmask"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitRoundRequest: _TypeAlias = CommitRoundRequest  # noqa: Y015
+
+@_typing.final
+class Unmask(_message.Message):
+    """What the clients of secure aggregation revealed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """The attempt whose updates are summed."""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnmaskMember]:
+        """Everyone who got the others' shares."""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        members: _abc.Iterable[Global___UnmaskMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unmask: _TypeAlias = Unmask  # noqa: Y015
+
+@_typing.final
+class UnmaskMember(_message.Message):
+    """One of these clients. Of its two secrets one is revealed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    MASKING_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    OWN_MASK_FIELD_NUMBER: _builtins.int
+    MASKING_KEY_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    """Name of the client."""
+    masking: _builtins.bytes
+    """Its public key of masks in common."""
+    own_mask: _builtins.bytes
+    """If its update came: the secret behind its own mask."""
+    masking_key: _builtins.bytes
+    """If it dropped out: the private key of its masks in common."""
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tensors that it named, by their places in the model, from 0."""
+
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        masking: _builtins.bytes = ...,
+        tensors: _abc.Iterable[_builtins.int] | None = ...,
+        own_mask: _builtins.bytes = ...,
+        masking_key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "masking", b"masking", "masking_key", b"masking_key", "own_mask", b"own_mask", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnmaskMember: _TypeAlias = UnmaskMember  # noqa: Y015
 
 @_typing.final
 class CommitRoundResponse(_message.Message):

@@ -137,6 +137,9 @@ class SessionRequest(_message.Message):
     EVALUATION_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    REVEAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """The first message on every stream."""
@@ -169,6 +172,18 @@ class SessionRequest(_message.Message):
     def failed(self) -> Global___TaskFailed:
         """A task or a run failed on the agent."""
 
+    @_builtins.property
+    def keys(self) -> Global___SecureKeys:
+        """Secure aggregation: the client has trained, and would mask its update with these keys."""
+
+    @_builtins.property
+    def shares(self) -> Global___SecureShares:
+        """Secure aggregation: shares of the client's secrets, answer to the roster."""
+
+    @_builtins.property
+    def reveal(self) -> Global___SecureReveal:
+        """Secure aggregation: shares of others' secrets, answer to the request to unmask."""
+
     def __init__(
         self,
         *,
@@ -180,12 +195,15 @@ class SessionRequest(_message.Message):
         evaluation: Global___EvaluationDone | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         failed: Global___TaskFailed | None = ...,
+        keys: Global___SecureKeys | None = ...,
+        shares: Global___SecureShares | None = ...,
+        reveal: Global___SecureReveal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "evaluation", b"evaluation", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "kind", b"kind", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "evaluation", b"evaluation", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "keys", b"keys", "kind", b"kind", "progress", b"progress", "reveal", b"reveal", "shares", b"shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "evaluation", b"evaluation", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "kind", b"kind", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "evaluation", b"evaluation", "failed", b"failed", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "keys", b"keys", "kind", b"kind", "progress", b"progress", "reveal", b"reveal", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "join", "answer", "progress", "done", "evaluation", "heartbeat", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "join", "answer", "progress", "done", "evaluation", "heartbeat", "failed", "keys", "shares", "reveal"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -525,6 +543,186 @@ class TaskFailed(_message.Message):
 Global___TaskFailed: _TypeAlias = TaskFailed  # noqa: Y015
 
 @_typing.final
+class SecureKeys(_message.Message):
+    """Public keys of a client for one attempt at a round, and the tensors that it will send."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    round_num: _builtins.int
+    """Number of the round, counted from 0."""
+    attempt: _builtins.int
+    """Attempt, as in the task."""
+    @_builtins.property
+    def member(self) -> Global___SecureMember:
+        """The client and its keys."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        member: Global___SecureMember | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "member", b"member", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureKeys: _TypeAlias = SecureKeys  # noqa: Y015
+
+@_typing.final
+class SecureMember(_message.Message):
+    """A client that takes part in secure aggregation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    SEALING_FIELD_NUMBER: _builtins.int
+    MASKING_FIELD_NUMBER: _builtins.int
+    OWN_MASK_DIGEST_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    """Name of the client."""
+    sealing: _builtins.bytes
+    """X25519 key under which shares are sealed for it."""
+    masking: _builtins.bytes
+    """X25519 key of the masks that it has in common with others."""
+    own_mask_digest: _builtins.bytes
+    """Digest of the secret behind its own mask."""
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tensors that it trained, by their places in the model, from 0."""
+
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        sealing: _builtins.bytes = ...,
+        masking: _builtins.bytes = ...,
+        own_mask_digest: _builtins.bytes = ...,
+        tensors: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "masking", b"masking", "own_mask_digest", b"own_mask_digest", "sealing", b"sealing", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureMember: _TypeAlias = SecureMember  # noqa: Y015
+
+@_typing.final
+class SecureShare(_message.Message):
+    """Something of one client for another one, or about another one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    client: _builtins.str
+    """Name of the other client."""
+    data: _builtins.bytes
+    """A share, sealed unless it is revealed."""
+    def __init__(
+        self,
+        *,
+        client: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureShare: _TypeAlias = SecureShare  # noqa: Y015
+
+@_typing.final
+class SecureShares(_message.Message):
+    """A client's shares of its own secrets, for each other client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    round_num: _builtins.int
+    """Number of the round, counted from 0."""
+    attempt: _builtins.int
+    """Attempt, as in the task."""
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureShare]:
+        """Sealed shares, by receiver."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        shares: _abc.Iterable[Global___SecureShare] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "round_num", b"round_num", "run", b"run", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureShares: _TypeAlias = SecureShares  # noqa: Y015
+
+@_typing.final
+class SecureReveal(_message.Message):
+    """What a client reveals after the uploads: of each other client one of the two, never both."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    OWN_MASKS_FIELD_NUMBER: _builtins.int
+    MASKING_KEYS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    round_num: _builtins.int
+    """Number of the round, counted from 0."""
+    attempt: _builtins.int
+    """Attempt, as in the task."""
+    @_builtins.property
+    def own_masks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureShare]:
+        """Shares of the secrets behind the own masks of clients whose update came."""
+
+    @_builtins.property
+    def masking_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureShare]:
+        """Shares of the masking keys of clients that dropped out."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        own_masks: _abc.Iterable[Global___SecureShare] | None = ...,
+        masking_keys: _abc.Iterable[Global___SecureShare] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "masking_keys", b"masking_keys", "own_masks", b"own_masks", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureReveal: _TypeAlias = SecureReveal  # noqa: Y015
+
+@_typing.final
 class Heartbeat(_message.Message):
     """A sign that the agent is alive."""
 
@@ -554,6 +752,9 @@ class SessionResponse(_message.Message):
     CLOSED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    UNMASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Answer to Hello: settings of the session."""
@@ -582,6 +783,18 @@ class SessionResponse(_message.Message):
     def refused(self) -> Global___JoinRefused:
         """The agent's join was refused."""
 
+    @_builtins.property
+    def roster(self) -> Global___SecureRoster:
+        """Secure aggregation: who takes part; answer with shares."""
+
+    @_builtins.property
+    def group(self) -> Global___SecureGroup:
+        """Secure aggregation: the others' shares; answer by sending the masked update."""
+
+    @_builtins.property
+    def unmask(self) -> Global___SecureUnmask:
+        """Secure aggregation: the updates are in; answer with a reveal."""
+
     def __init__(
         self,
         *,
@@ -592,16 +805,127 @@ class SessionResponse(_message.Message):
         closed: Global___RoundClosed | None = ...,
         ended: Global___RunEnded | None = ...,
         refused: Global___JoinRefused | None = ...,
+        roster: Global___SecureRoster | None = ...,
+        group: Global___SecureGroup | None = ...,
+        unmask: Global___SecureUnmask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "kind", b"kind", "refused", b"refused", "run", b"run", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "group", b"group", "kind", b"kind", "refused", b"refused", "roster", b"roster", "run", b"run", "task", b"task", "unmask", b"unmask", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "kind", b"kind", "refused", b"refused", "run", b"run", "task", b"task", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "group", b"group", "kind", b"kind", "refused", b"refused", "roster", b"roster", "run", b"run", "task", b"task", "unmask", b"unmask", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "run", "task", "evaluate", "closed", "ended", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "run", "task", "evaluate", "closed", "ended", "refused", "roster", "group", "unmask"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class SecureRoster(_message.Message):
+    """The clients that take part in an attempt, with their keys."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    round_num: _builtins.int
+    """Number of the round, counted from 0."""
+    attempt: _builtins.int
+    """Attempt, as in the task."""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureMember]:
+        """Everyone, the receiver too."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        members: _abc.Iterable[Global___SecureMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "members", b"members", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureRoster: _TypeAlias = SecureRoster  # noqa: Y015
+
+@_typing.final
+class SecureGroup(_message.Message):
+    """The shares that others sent to this client. The receiver and these others mask their updates with each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    round_num: _builtins.int
+    """Number of the round, counted from 0."""
+    attempt: _builtins.int
+    """Attempt, as in the task."""
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureShare]:
+        """Sealed shares, by sender."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        shares: _abc.Iterable[Global___SecureShare] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "round_num", b"round_num", "run", b"run", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureGroup: _TypeAlias = SecureGroup  # noqa: Y015
+
+@_typing.final
+class SecureUnmask(_message.Message):
+    """Which updates are in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CAME_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    round_num: _builtins.int
+    """Number of the round, counted from 0."""
+    attempt: _builtins.int
+    """Attempt, as in the task."""
+    @_builtins.property
+    def came(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Clients whose masked tensors came."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        came: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "came", b"came", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureUnmask: _TypeAlias = SecureUnmask  # noqa: Y015
 
 @_typing.final
 class JoinRefused(_message.Message):

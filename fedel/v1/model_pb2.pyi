@@ -29,6 +29,8 @@ class _DtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dtype.ValueType
     """Not set; refused."""
     DTYPE_FLOAT32: _Dtype.ValueType  # 1
     """IEEE 754 single precision, 32 bits."""
+    DTYPE_UINT64: _Dtype.ValueType  # 2
+    """Whole numbers modulo 2^64: masked tensors of secure aggregation. Models have none."""
 
 class Dtype(_Dtype, metaclass=_DtypeEnumTypeWrapper):
     """How the numbers of a tensor are stored; always little-endian."""
@@ -37,6 +39,8 @@ DTYPE_UNSPECIFIED: Dtype.ValueType  # 0
 """Not set; refused."""
 DTYPE_FLOAT32: Dtype.ValueType  # 1
 """IEEE 754 single precision, 32 bits."""
+DTYPE_UINT64: Dtype.ValueType  # 2
+"""Whole numbers modulo 2^64: masked tensors of secure aggregation. Models have none."""
 Global___Dtype: _TypeAlias = Dtype  # noqa: Y015
 
 class _TensorRole:

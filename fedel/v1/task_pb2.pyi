@@ -106,6 +106,7 @@ class Task(_message.Message):
     ACCEPTED_ROUND_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     round_num: _builtins.int
@@ -124,6 +125,10 @@ class Task(_message.Message):
     """
     deadline_seconds: _builtins.float
     """The round may close without this client after this many seconds."""
+    attempt: _builtins.int
+    """With secure aggregation: number of the attempt. The same task with a higher number means that the earlier attempt is
+    lost: mask what was trained again, with new keys.
+    """
     @_builtins.property
     def work(self) -> Global___LocalWork:
         """Steps, batch size and optimiser."""
@@ -155,10 +160,11 @@ class Task(_message.Message):
         accepted_round: _builtins.int = ...,
         memory: Global___WindowState | None = ...,
         deadline_seconds: _builtins.float = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_round", b"accepted_round", "budget_seconds", b"budget_seconds", "client", b"client", "deadline_seconds", b"deadline_seconds", "global_importance", b"global_importance", "memory", b"memory", "model_version", b"model_version", "round_num", b"round_num", "run", b"run", "seed", b"seed", "settings", b"settings", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_round", b"accepted_round", "attempt", b"attempt", "budget_seconds", b"budget_seconds", "client", b"client", "deadline_seconds", b"deadline_seconds", "global_importance", b"global_importance", "memory", b"memory", "model_version", b"model_version", "round_num", b"round_num", "run", b"run", "seed", b"seed", "settings", b"settings", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,7 +53,7 @@ def spec_from_pb(message: model_pb2.ModelSpec) -> ModelSpec:
         block_names=tuple(message.block_names),
         tensors=tuple(
             TensorSpec(
-                t.name, t.block, tuple(t.shape), _ROLES_BACK.get(t.role, Role.WEIGHT), dtype_from_pb(t.dtype)
+                t.name, t.block, tuple(t.shape), _ROLES_BACK.get(t.role, Role.WEIGHT), _model_dtype(t.dtype)
             )
             for t in message.tensors
         ),
@@ -62,15 +62,26 @@ def spec_from_pb(message: model_pb2.ModelSpec) -> ModelSpec:
     )
 
 
+DTYPES = {"float32": model_pb2.DTYPE_FLOAT32, "uint64": model_pb2.DTYPE_UINT64}
+"""Models are float32, masked tensors uint64."""
+_DTYPES_BACK: dict[int, str] = {number: dtype for dtype, number in DTYPES.items()}
+
+
 def dtype_to_pb(dtype: str) -> model_pb2.Dtype.ValueType:
-    if dtype != "float32":
+    if dtype not in DTYPES:
         raise UpdateRefused("dtype", f"tensors of type {dtype} cannot be sent: convert them to float32")
-    return model_pb2.DTYPE_FLOAT32
+    return DTYPES[dtype]
 
 
 def dtype_from_pb(number: int) -> str:
+    if number not in _DTYPES_BACK:
+        raise UpdateRefused("dtype", f"unknown dtype {number}: this side only knows {', '.join(DTYPES)}")
+    return _DTYPES_BACK[number]
+
+
+def _model_dtype(number: int) -> str:
     if number != model_pb2.DTYPE_FLOAT32:
-        raise UpdateRefused("dtype", f"unknown dtype {number}: this side only knows float32")
+        raise UpdateRefused("dtype", f"unknown dtype {number} of a model's tensor: models are float32")
     return "float32"
 
 
@@ -82,6 +93,7 @@ def task_to_pb(
     accepted_round: int,
     memory: Memory,
     deadline_seconds: float,
+    attempt: int = 0,
 ) -> task_pb2.Task:
     work = task.work
     importance = [task.global_importance.get(t.name, 0.0) for t in spec.tensors]
@@ -107,6 +119,7 @@ def task_to_pb(
         accepted_round=accepted_round,
         memory=window_to_pb(memory.window, memory.resets, memory.rounds_held, memory.selected),
         deadline_seconds=deadline_seconds,
+        attempt=attempt,
     )
 
 

@@ -10,6 +10,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from fedel.v1 import model_pb2
 from fedel.wire.codec import dtype_from_pb, dtype_to_pb
 
 CHUNK_BYTES = 512 * 1024
+_STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint64": np.dtype("<u8")}
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def check(manifest: Sequence[model_pb2.TensorManifest], spec: ModelSpec) -> None
         expected = _values_shape(entry, tensor)
         if expected is not None and shape != expected:
             raise UpdateRefused("shape", f"tensor '{entry.name}' is {shape}, not {expected}")
-        num_bytes = 4 * int(np.prod(shape, dtype=np.int64)) + (
+        num_bytes = np.dtype(tensor.dtype).itemsize * int(np.prod(shape, dtype=np.int64)) + (
             (tensor.size + 7) // 8 if entry.where.bitmap else 0
         )
         if entry.num_bytes != num_bytes:
@@ -172,5 +174,5 @@ def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tup
         where = np.ix_(*(np.array(axis.indices, np.int64) for axis in entry.where.grid))
     elif entry.where.prefix:
         where = tuple(slice(0, n) for n in entry.where.prefix)
-    values = np.frombuffer(view, np.dtype("<f4")).reshape(tuple(entry.shape))
+    values = np.frombuffer(view, _STORED[dtype_from_pb(entry.dtype)]).reshape(tuple(entry.shape))
     return Patch(values, where)

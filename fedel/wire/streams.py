@@ -210,13 +210,18 @@ async def push_update(
     report: Report,
     payload: Payload,
     pushed: Pushed | None = None,
+    attempt: int = 0,
 ) -> Pushed:
     """Send an update and wait until it is stored. With several aggregators, each is sent its own tensors, even
     if there are none: an update counts once all of them have it. ``pushed`` is the record of earlier attempts.
     """
     pushed = pushed or Pushed()
     header = pb.UpdateHeader(
-        run=run, report=report_to_pb(report), tensors=payload.manifest, digest=payload.digest
+        run=run,
+        report=report_to_pb(report),
+        tensors=payload.manifest,
+        digest=payload.digest,
+        attempt=attempt,
     )
     call = stub.PutUpdate()
     try:

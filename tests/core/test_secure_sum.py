@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedel.core.secret_sharing import PRIME, join, split
+from fedel.core.secure_server import SecureServer
 from fedel.core.secure_sum import (
     KEYS_BYTES,
     MIN_LEFT,
@@ -17,7 +18,6 @@ from fedel.core.secure_sum import (
     Keys,
     Reveal,
     SecureClient,
-    SecureServer,
     groups_of,
     threshold_of,
 )

@@ -172,7 +172,7 @@ class Agent:
                 case decided.Join(run, shards):
                     self._join(run, shards)
                 case decided.Start(assignment):
-                    task_run = self._task_runs[assignment] = TaskRun(assignment.run)
+                    task_run = self._task_runs[assignment] = TaskRun(assignment.run, assignment.exchange)
                     task_run.task = self._spawn(self._work(assignment, task_run))
                 case decided.GiveUp(assignment):
                     self._give_up(assignment)

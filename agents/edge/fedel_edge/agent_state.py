@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fedel.errors import UpdateRefused
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel_edge import gate
+from fedel_edge.exchange import Exchange
 from fedel_edge.gate import MAX_NAME, Limits, clean
 from fedel_edge.joined_runs import JoinedRun, identity_of
 
@@ -26,6 +28,8 @@ class Assignment:
     message: task_pb2.Task | pb.EvaluationTask
     outcome: SessionRequest | None = None
     """What was answered; sent again if the coordinator asks again."""
+    exchange: Exchange | None = None
+    """With secure aggregation."""
 
     @property
     def number(self) -> int:
@@ -111,6 +115,12 @@ class AgentState:
             return self._ended(message.ended.run)
         if kind == "refused":
             return self._forget(message.refused.run)
+        if kind == "roster":
+            return self._secure(message.roster)
+        if kind == "group":
+            return self._secure(message.group)
+        if kind == "unmask":
+            return self._secure(message.unmask)
         return []
 
     @property
@@ -189,7 +199,23 @@ class AgentState:
         answer = pb.TaskAnswer(run=name, round_num=task.round_num, accepted=not wrong, reason=wrong)
         if run is None or wrong:
             return [Send(SessionRequest(answer=answer))]
-        return [Send(SessionRequest(answer=answer)), *_take_up(self._tasks, Assignment(run, task))]
+        assignment = Assignment(run, task)
+        if run.config.protection.secure:
+            assignment.exchange = Exchange(self._client, task.round_num, task.attempt)
+        return [Send(SessionRequest(answer=answer)), *_take_up(self._tasks, assignment)]
+
+    def _secure(self, message: pb.SecureRoster | pb.SecureGroup | pb.SecureUnmask) -> list[Effect]:
+        """Only of the attempt that this agent is at."""
+        task = self._tasks.get(message.run)
+        exchange = task.exchange if task else None
+        if task is None or exchange is None or (task.number, exchange.attempt) != _about(message):
+            return []
+        try:
+            answer = exchange.hear(message)
+        except UpdateRefused as error:
+            failed = pb.TaskFailed(run=task.run.name, round_num=task.number, message=clean(str(error)))
+            return [Send(SessionRequest(failed=failed))]
+        return [Send(answer)] if answer else []
 
     def _evaluate(self, task: pb.EvaluationTask) -> list[Effect]:
         run = self._runs.get(task.run)
@@ -236,10 +262,26 @@ def _refused(run: str, wrong: str) -> Send:
     return _failed(run, f"this agent does not join run '{clean(run, MAX_NAME)}': {wrong}")
 
 
+def _about(message: pb.SecureRoster | pb.SecureGroup | pb.SecureUnmask) -> tuple[int, int]:
+    return message.round_num, message.attempt
+
+
+def _is_lost(before: Assignment, again: Assignment) -> bool:
+    """Whether the attempt of secure aggregation that is under way was given up for another one."""
+    old, new = before.exchange, again.exchange
+    if old is None or new is None or new.attempt <= old.attempt:
+        return False
+    if old.said is None and before.outcome is None:
+        old.renew(new.attempt)  # it still trains, and has said nothing to anyone
+        return False
+    return True
+
+
 def _take_up(newest: dict[str, Assignment], assignment: Assignment) -> list[Effect]:
     """A new assignment supersedes the one before; one that is repeated is answered again once it is done."""
     name, before = assignment.run.name, newest.get(assignment.run.name)
-    if before is not None and before.number == assignment.number:
-        return [] if before.outcome is None else [Send(before.outcome)]
+    if before is not None and before.number == assignment.number and not _is_lost(before, assignment):
+        said = before.outcome or (before.exchange.said if before.exchange else None)
+        return [] if said is None else [Send(said)]
     newest[name] = assignment
     return [Start(assignment)] if before is None else [GiveUp(before), Start(assignment)]

@@ -16,6 +16,7 @@ from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
 from fedel.wire.codec import memory_from_pb, report_to_pb, task_from_pb, window_to_pb
 from fedel.wire.payload import pack
 from fedel_edge import device
+from fedel_edge.exchange import Exchange
 from fedel_edge.joined_runs import JoinedRun
 from fedel_edge.progress import WatchedTrainer
 from fedel_edge.run_folder import StoredUpdate
@@ -38,8 +39,8 @@ class TaskRun:
     cancelled: it looks at ``given_up`` between its steps, and ends a sleep when it is set.
     """
 
-    def __init__(self, run: JoinedRun) -> None:
-        self.run = run
+    def __init__(self, run: JoinedRun, exchange: Exchange | None = None) -> None:
+        self.run, self.exchange = run, exchange
         self.phase = ""
         self.given_up = threading.Event()
         self.over_time = False
@@ -80,14 +81,18 @@ class TaskRunner:
         update, usage, bytes_down = (
             (stored, device.Usage(), 0) if stored is not None else await self._make(task_run, task, phases)
         )
+        begin, exchange = time.monotonic(), task_run.exchange
+        if exchange is not None:
+            update = await exchange.masked(run, update, self.worker, self.send)
+        agreed = time.monotonic() - begin
         begin = self._enter(task_run, task, "upload")
-        bytes_up, phases.wait = await upload(run, update)
-        phases.upload = time.monotonic() - begin - phases.wait
+        bytes_up, waited = await upload(run, update)
+        phases.upload, phases.wait = time.monotonic() - begin - waited, waited + agreed
         return coordinator_pb2.TaskDone(
             run=run.name,
             report=update.header.report,
             phases=phases,
-            bytes_up=bytes_up,
+            bytes_up=bytes_up + (exchange.num_bytes if exchange else 0),
             bytes_down=bytes_down,
             device=_device_state(usage),
         )

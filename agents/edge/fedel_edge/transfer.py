@@ -84,7 +84,9 @@ async def _upload_part(run: JoinedRun, index: int, update: StoredUpdate) -> Push
 
     async def attempt() -> Pushed:
         shard = run.shards[index]
-        return await push_update(shard.stub, run.name, report, update.part(shard.tensors), pushed)
+        return await push_update(
+            shard.stub, run.name, report, update.part(shard.tensors), pushed, update.header.attempt
+        )
 
     return await retry_until_answered(run, "upload", attempt)
 

@@ -24,7 +24,7 @@ from fedel.errors import UpdateRefused
 from fedel.files import safe_name, sync_directory
 from fedel.roles.aggregator import Upload
 from fedel.types import ModelSpec, Update
-from fedel.v1.aggregator_pb2 import OpenRoundRequest, UpdateHeader
+from fedel.v1.aggregator_pb2 import OpenRoundRequest, Unmask, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
 from fedel_aggregator.errors import MALFORMED, Damaged, damaged
@@ -34,6 +34,7 @@ from fedel_aggregator.tensor_file import write_all
 
 log = logging.getLogger("fedel.aggregator")
 PLAN_FILE = "plan.pb"
+UNMASK_FILE = "unmask.pb"
 _NUMBER_BYTES = 8
 _MESSAGE_START = 2 * _NUMBER_BYTES
 ADVICE = "restore it from a copy, or delete it to continue without this client"
@@ -99,11 +100,20 @@ class Journal:
             raise damaged("plan of a round", path, f"it cannot be read ({error})") from None
 
     def open(self, plan: OpenRoundRequest) -> None:
-        """Store the plan; a sealed round is open again."""
+        """Store the plan; a sealed round is open again. At another attempt of secure aggregation, the updates
+        of the one before are good for nothing."""
+        before = self.plan
+        if before is not None and before.attempt != plan.attempt:
+            for client in list(self._updates):
+                self._updates.pop(client).unlink()
         write_private(self.folder / PLAN_FILE, plan.SerializeToString(deterministic=True))
         if self.sealed:
             (self.folder / "sealed").unlink()
             sync_directory(self.folder)
+
+    def keep_secrets(self, unmask: Unmask) -> None:
+        """What takes the masks off the round's sum: without it nobody could compute the sum again."""
+        write_private(self.folder / UNMASK_FILE, unmask.SerializeToString(deterministic=True))
 
     def _path(self, client: str, suffix: str) -> Path:
         return self.folder / f"{safe_name(client)}.{suffix}"

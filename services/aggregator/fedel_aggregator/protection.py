@@ -10,7 +10,8 @@ from fedel import config
 from fedel.job import Protection
 from fedel.roles.aggregator import RoundFold
 from fedel.serialisation import parse_json
-from fedel.strategies.protection import RoundStart, check, check_deployable
+from fedel.strategies.masked_fold import masked_spec
+from fedel.strategies.protection import RoundStart, check
 from fedel.types import Array, ModelSpec, Strategy, Tensors
 from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire.codec import spec_from_pb
@@ -26,7 +27,6 @@ def protection_of(header: ModelHeader, strategy: Strategy, spec: ModelSpec) -> P
     table = parse_json(header.protection_json or "{}")
     protection = config.parse(Protection, table, "[protection]")
     check(strategy, spec, protection)
-    check_deployable(protection)
     return protection
 
 
@@ -41,11 +41,14 @@ class ProtectedFolds:
         self._protection = protection_of(header, strategy, spec)
         self._share = spec.num_bytes / spec_from_pb(header.spec).num_bytes
         self._secret = _secret(folder / SECRET_FILE) if self._protection.noise_multiplier else b""
+        self.comes_masked = self._protection.secure
+        self.update_spec = masked_spec(spec) if self.comes_masked else spec
+        """What updates must look like."""
 
     def empty(self, round_num: int, model: Tensors | None = None) -> RoundFold:
         """The fold of a round. It starts from ``model``, or from the version on disk that has its number."""
         model = model or _VersionTensors(self._versions, round_num)
-        start = RoundStart(model, round_num, self._share, self._secret)
+        start = RoundStart(model, round_num, self._share, self._secret, self.comes_masked)
         return RoundFold(self._strategy, self._spec, self._protection, start)
 
 

@@ -26,9 +26,16 @@ from fedel.roles.aggregator import Closed, Content, RoundFold, ShardRound, Uploa
 from fedel.roles.gate import objection_to_name
 from fedel.serialisation import parse_json
 from fedel.types import Array, Tensors
-from fedel.v1.aggregator_pb2 import CommitRoundResponse, OpenRoundRequest, SealRoundResponse, UpdateHeader
+from fedel.v1.aggregator_pb2 import (
+    CommitRoundResponse,
+    OpenRoundRequest,
+    SealRoundResponse,
+    Unmask,
+    UpdateHeader,
+)
 from fedel.wire import payload
 from fedel.wire.codec import participant_from_pb, report_from_pb, spec_from_pb
+from fedel.wire.secure_codec import opened_from_pb
 from fedel_aggregator.errors import MALFORMED, Damaged, damaged
 from fedel_aggregator.journal import ADVICE, Journal, Part, read_update
 from fedel_aggregator.kept_updates import KeptUpdates
@@ -48,7 +55,7 @@ MAX_REFUSED = 3
 
 
 def _upload(header: UpdateHeader) -> Upload:
-    return Upload(header.report.client, Content(header.report.round_num, header.digest))
+    return Upload(header.report.client, Content(header.report.round_num, header.digest), header.attempt)
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class ShardRun:
             ended=ended,
             accepted=map(_upload, headers.values()),
             participants=None if plan is None else map(participant_from_pb, plan.participants),
+            attempt=0 if plan is None else plan.attempt,
             counted_before=meta.counted,
         )
         for folder in self._rounds():
@@ -144,7 +152,7 @@ class ShardRun:
 
     def _add(self, fold: RoundFold, journal: Journal, client: str) -> None:
         """Fold an update of the journal in; ``Damaged`` if it is not what was acknowledged."""
-        update = journal.read(client, self.spec)
+        update = journal.read(client, self._folds.update_spec)
         try:
             fold.add(update)
         except UpdateRefused as error:
@@ -180,7 +188,9 @@ class ShardRun:
             if self.round.ended:
                 (self._folder / ENDED_FILE).unlink(missing_ok=True)
                 sync_directory(self._folder)
-            self.round.open(map(participant_from_pb, plan.participants))
+            if plan.attempt != self.round.attempt:
+                self._fold, self._reports = None, {}
+            self.round.open(map(participant_from_pb, plan.participants), plan.attempt)
 
     def end(self) -> None:
         """Take no further update. Repeated, it changes nothing."""
@@ -208,7 +218,7 @@ class ShardRun:
             )
         participant = self.round.participant(*upload.task)
         checked(report_from_pb(header.report), self._whole_spec, participant)
-        payload.check(header.tensors, self.spec)
+        payload.check(header.tensors, self._folds.update_spec)
         return upload
 
     def begin(self, upload: Upload, header: UpdateHeader) -> Part | None:
@@ -231,7 +241,7 @@ class ShardRun:
             return False
         client, started = part.upload.client, time.monotonic()
         try:
-            update = read_update(part.handle, part.header, part.start, self.spec)
+            update = read_update(part.handle, part.header, part.start, self._folds.update_spec)
         except UpdateRefused:
             # Its bytes are not what was announced: the client starts again at the first.
             self._journal.drop(client)
@@ -262,7 +272,9 @@ class ShardRun:
             self.round.seal()
         return SealRoundResponse(reports=[self._reports[client] for client in self.round.clients])
 
-    def commit(self, round_num: int, clients: Collection[str]) -> CommitRoundResponse:
+    def commit(
+        self, round_num: int, clients: Collection[str], unmask: Unmask | None = None
+    ) -> CommitRoundResponse:
         """Make the next version from these clients' updates. Repeated, it gives the same answer."""
         if self.round.is_answered(round_num):
             return self.versions.committed(self._meta)
@@ -270,8 +282,11 @@ class ShardRun:
         counted = self.round.close_with(clients)
         if self._fold is None or self._fold.clients != counted.keys():
             self._fold = self._fold_of(counted)
-        started, version = time.monotonic(), round_num + 1
-        written = self._write(version, self._fold, self.versions.read_state(self._meta))
+        started, version, fold = time.monotonic(), round_num + 1, self._fold
+        if self._folds.comes_masked:
+            self._fold = None  # masks come off once: a commit that is repeated adds the updates up again
+            self._unmask(fold, unmask)
+        written = self._write(version, fold, self.versions.read_state(self._meta))
         state_crc32 = self.versions.write_state(version, written.state)
         answer = CommitRoundResponse(
             version=version,
@@ -290,6 +305,16 @@ class ShardRun:
         self._open(version)
         self._delete_old()
         return answer
+
+    def _unmask(self, fold: RoundFold, unmask: Unmask | None) -> None:
+        if unmask is None or unmask.attempt != self.round.attempt:
+            raise UpdateRefused(
+                "masked",
+                f"round {self.round.number} of run '{self.name}' has masked updates, and nothing that"
+                f" takes off the masks of attempt {self.round.attempt}",
+            )
+        self._journal.keep_secrets(unmask)
+        fold.unmask(opened_from_pb(unmask, self.round.number, self._whole_spec))
 
     def _write(self, version: int, fold: RoundFold, state: Tensors) -> _Written:
         """Write the next version's tensors, one at a time: the whole model is never in memory."""

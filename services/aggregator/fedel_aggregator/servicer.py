@@ -156,7 +156,8 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         fields = {"run": request.run, "round": request.round_num}
         describe_call(**fields)
         clients = tuple(request.clients)
-        answer = await self._runs.use(request.run, ShardRun.commit, request.round_num, clients)
+        unmask = request.unmask if request.HasField("unmask") else None
+        answer = await self._runs.use(request.run, ShardRun.commit, request.round_num, clients, unmask)
         self._metrics.committing.observe(answer.commit_seconds)
         seconds = {"fold_seconds": answer.fold_seconds, "commit_seconds": answer.commit_seconds}
         log.info("closed a round with %d updates", len(clients), extra={**fields, **seconds})

@@ -238,7 +238,7 @@ def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
         raise ConfigError(f"run '{name}': its model has no trainable tensor")
     try:
         RoundPlanner(config, spec)
-        check_deployable(config.protection)
+        check_deployable(config)
     except FedelError as error:
         raise ConfigError(f"run '{name}': {error}") from None
     return config

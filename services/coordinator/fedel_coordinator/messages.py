@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from fedel.core.secret_sharing import SHARE_BYTES
+from fedel.core.secure_sum import SEALED_BYTES
 from fedel.records import DeviceUsage
 from fedel.roles import events as ev
 from fedel.roles.gate import clean
-from fedel.roles.gate_session import objection_to_join, objection_to_progress, plausible
+from fedel.roles.gate_session import (
+    objection_to_join,
+    objection_to_keys,
+    objection_to_progress,
+    objection_to_shares,
+    plausible,
+)
 from fedel.roles.run_state import (
     FAILED,
     FINISHED,
@@ -21,6 +29,14 @@ from fedel.roles.run_state import (
 from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.codec import profile_from_pb, report_from_pb, task_to_pb, window_from_pb
+from fedel.wire.secure_codec import (
+    keys_from_pb,
+    member_to_pb,
+    names_of,
+    reveal_from_pb,
+    shares_from_pb,
+    shares_to_pb,
+)
 from fedel_coordinator.sessions import Device
 
 PHASES = {
@@ -40,11 +56,14 @@ ACTIONS = {
     pb.RUN_ACTION_STOP_NOW: "stop_now",
 }
 
-Message = pb.Join | pb.TaskAnswer | pb.TaskProgress | pb.TaskDone | pb.TaskFailed | pb.EvaluationDone
+Secure = pb.SecureKeys | pb.SecureShares | pb.SecureReveal
+Message = pb.Join | pb.TaskAnswer | pb.TaskProgress | pb.TaskDone | pb.TaskFailed | pb.EvaluationDone | Secure
 """What an agent sends about a run."""
+KINDS = {pb.Join: "join", pb.TaskProgress: "progress"}
+"""As refusals are counted; the others are of secure aggregation."""
 
 
-def event_of(client: str, device: Device, message: Message) -> ev.Event | None:
+def event_of(client: str, device: Device, message: Message, spec: ModelSpec) -> ev.Event | None:
     """What a message means to the run; progress means nothing to it."""
     match message:
         case pb.Join():
@@ -60,7 +79,20 @@ def event_of(client: str, device: Device, message: Message) -> ev.Event | None:
         case pb.EvaluationDone():
             score = message.accuracy, message.loss, message.seconds
             return ev.Evaluated(message.model_version, *score, client=client)
+        case pb.SecureKeys() | pb.SecureShares() | pb.SecureReveal():
+            return _secure_event(client, message, spec)
     return None
+
+
+def _secure_event(client: str, message: Secure, spec: ModelSpec) -> ev.Event:
+    about = client, message.round_num, message.attempt
+    match message:
+        case pb.SecureKeys(member=member):
+            return ev.Keyed(*about, keys_from_pb(member), names_of(member.tensors, spec))
+        case pb.SecureShares():
+            return ev.Shared(*about, shares_from_pb(message.shares))
+        case pb.SecureReveal():
+            return ev.Revealed(*about, reveal_from_pb(message))
 
 
 def objection_to(client: str, device: Device, message: Message, spec: ModelSpec) -> str:
@@ -74,6 +106,13 @@ def objection_to(client: str, device: Device, message: Message, spec: ModelSpec)
             return objection_to_progress(
                 message.phase, window_from_pb(state), state.resets, state.rounds_held, spec
             )
+        case pb.SecureKeys(member=member):
+            return objection_to_keys(client, member.client, keys_from_pb(member), member.tensors, spec)
+        case pb.SecureShares():
+            return objection_to_shares([share.data for share in message.shares], SEALED_BYTES)
+        case pb.SecureReveal():
+            revealed = (*message.own_masks, *message.masking_keys)
+            return objection_to_shares([share.data for share in revealed], SHARE_BYTES)
     return ""
 
 
@@ -86,8 +125,27 @@ def task_message(run: str, spec: ModelSpec, effect: ev.SendTask) -> pb.SessionRe
         accepted_round=effect.accepted_round,
         memory=effect.memory,
         deadline_seconds=effect.deadline_seconds,
+        attempt=effect.attempt,
     )
     return pb.SessionResponse(task=task)
+
+
+def secure_message(
+    run: str, spec: ModelSpec, effect: ev.SendRoster | ev.SendGroup | ev.SendUnmask
+) -> pb.SessionResponse:
+    round_num, attempt = effect.round_num, effect.attempt
+    match effect:
+        case ev.SendRoster():
+            members = [member_to_pb(name, keys, effect.named[name], spec) for name, keys in effect.keys.items()]
+            roster = pb.SecureRoster(run=run, round_num=round_num, attempt=attempt, members=members)
+            return pb.SessionResponse(roster=roster)
+        case ev.SendGroup():
+            shares = shares_to_pb(effect.shares)
+            group = pb.SecureGroup(run=run, round_num=round_num, attempt=attempt, shares=shares)
+            return pb.SessionResponse(group=group)
+        case ev.SendUnmask():
+            unmask = pb.SecureUnmask(run=run, round_num=round_num, attempt=attempt, came=effect.came)
+            return pb.SessionResponse(unmask=unmask)
 
 
 def closed_message(run: str, effect: ev.SendClosed) -> pb.SessionResponse:

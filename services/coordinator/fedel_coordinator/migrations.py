@@ -63,6 +63,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
     # Were written and never read.
     ("ALTER TABLE clients DROP COLUMN last_seen", "ALTER TABLE rounds DROP COLUMN closed_at"),
+    # What the clients of secure aggregation revealed: a commit that was begun can be finished.
+    ("ALTER TABLE rounds ADD COLUMN secure_json TEXT NOT NULL DEFAULT ''",),
 )
 
 

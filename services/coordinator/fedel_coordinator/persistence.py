@@ -11,6 +11,7 @@ from fedel.records import DeviceUsage, RoundRecord
 from fedel.roles.events import Persist
 from fedel.roles.planner import Handover
 from fedel.roles.run_state import CLOSED, OPEN, Member, OpenRound, PreviousRound, RunState, TaskResult
+from fedel.roles.secure_round import SecureRound
 from fedel.serialisation import from_json, to_json
 from fedel.types import ModelSpec, Plan, Report, TimingProfile
 from fedel.v1 import model_pb2
@@ -51,6 +52,10 @@ def save(store: Store, run: str, effect: Persist, state: RunState, device: Devic
     elif effect.part == "sealed":
         assert open_round is not None
         store.seal_round(run, open_round.round_num, open_round.sealed_at)
+    elif effect.part == "opened":
+        assert open_round is not None
+        assert open_round.secure is not None
+        store.open_masks(run, open_round.round_num, to_json(open_round.secure.to_store()))
     elif effect.part == "committed":
         assert effect.record is not None
         record, version = effect.record, handover.round_num
@@ -128,7 +133,12 @@ def _open_round(store: Store, run: RunRow, row: RoundRow, handover: Handover) ->
         results=results,
         sealed_at=row.sealed_at or 0.0,
         record=_record(row),
+        secure=_secure(row),
     )
+
+
+def _secure(row: RoundRow) -> SecureRound | None:
+    return from_json(SecureRound, row.secure_json, "secrets of a round") if row.secure_json else None
 
 
 def _previous(store: Store, run: RunRow, round_num: int) -> PreviousRound:

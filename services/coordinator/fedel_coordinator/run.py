@@ -19,6 +19,7 @@ from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState, TaskResult
 from fedel.serialisation import from_json
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.retry import Backoff, retrying
+from fedel.wire.secure_codec import opened_to_pb
 from fedel_coordinator import messages, persistence
 from fedel_coordinator.activity import Activity
 from fedel_coordinator.change_signal import ChangeSignal, wait_for_event
@@ -46,7 +47,7 @@ class CoordinatorRun:
         self.config = RunConfig.parse(from_config(row), f"run '{row.name}'")
         self.spec = persistence.spec_from_json(row.spec_json)
         with plugins.only(services.limits.code):
-            self.engine = RoundEngine(RoundPlanner(self.config, self.spec))
+            self.engine = RoundEngine(RoundPlanner(self.config, self.spec), relays=True)
         self.state: RunState = stored.state
         self.last_record: RoundRecord | None = stored.last_record
         self.activities = {client: Activity() for client in self.state.members}
@@ -219,11 +220,11 @@ class CoordinatorRun:
             return session.push(messages.ended_message(self.name, self.state.phase))
         if objection := self._objection(session, message):
             is_join = isinstance(message, pb.Join)
-            self._refuse(client, "join" if is_join else "progress", objection)
+            self._refuse(client, messages.KINDS.get(type(message), "secure"), objection)
             return session.push(messages.refusal_message(self.name, objection)) if is_join else None
         if isinstance(message, pb.TaskProgress):
             return self._progressed(client, message)
-        event = messages.event_of(client, session.device, message)
+        event = messages.event_of(client, session.device, message, self.spec)
         assert event is not None
         if isinstance(event, ev.Joined):
             return await self._join(session, event)
@@ -297,6 +298,8 @@ class CoordinatorRun:
         match effect:
             case ev.SendTask():
                 push(effect.task.client, self.name, messages.task_message(self.name, self.spec, effect))
+            case ev.SendRoster(client) | ev.SendGroup(client) | ev.SendUnmask(client):
+                push(client, self.name, messages.secure_message(self.name, self.spec, effect))
             case ev.SendClosed(client):
                 push(client, self.name, messages.closed_message(self.name, effect))
             case ev.Ignore(client, reason, kind):
@@ -307,8 +310,8 @@ class CoordinatorRun:
                 self._start(self._call(lambda: self._open(effect)), WAITS)
             case ev.Seal():
                 self._start(self._call(lambda: self._seal(effect)), WAITS)
-            case ev.Commit(round_num, clients):
-                self._start(self._call(lambda: self._commit(round_num, clients)), WAITS)
+            case ev.Commit():
+                self._start(self._call(lambda: self._commit(effect)), WAITS)
             case ev.Keep():
                 self._start(self._call(lambda: self._keep(effect)), WAITS)
             case ev.Close(record):
@@ -340,14 +343,17 @@ class CoordinatorRun:
             await self._surely(event)
 
     async def _open(self, effect: ev.Open) -> None:
-        await self.services.shards.open(self.name, effect.round_num, effect.participants, self._outages())
+        what = effect.round_num, effect.participants
+        await self.services.shards.open(self.name, *what, self._outages(), effect.attempt)
 
     async def _seal(self, effect: ev.Seal) -> ev.Event:
         reports = await self.services.shards.seal(self.name, effect.round_num, self._outages())
         return ev.Sealed(effect.round_num, tuple(reports), effect.attempt)
 
-    async def _commit(self, round_num: int, clients: tuple[str, ...]) -> ev.Event:
-        return await self.services.shards.commit(self.name, round_num, clients, self._outages())
+    async def _commit(self, effect: ev.Commit) -> ev.Event:
+        unmask = opened_to_pb(effect.opened, effect.attempt, self.spec) if effect.opened else None
+        what = effect.round_num, effect.clients
+        return await self.services.shards.commit(self.name, *what, self._outages(), unmask)
 
     async def _keep(self, effect: ev.Keep) -> ev.Event:
         await self.services.shards.keep(self.name, effect.version, "best", self._outages())

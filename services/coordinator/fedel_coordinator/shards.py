@@ -84,10 +84,18 @@ class Shards:
         return answer.content.version
 
     async def open(
-        self, run: str, round_num: int, participants: Sequence[Participant], outages: OutageHandler
+        self,
+        run: str,
+        round_num: int,
+        participants: Sequence[Participant],
+        outages: OutageHandler,
+        attempt: int = 0,
     ) -> None:
         request = pb.OpenRoundRequest(
-            run=run, round_num=round_num, participants=map(participant_to_pb, participants)
+            run=run,
+            round_num=round_num,
+            participants=map(participant_to_pb, participants),
+            attempt=attempt,
         )
         await self._all(lambda i: self._stub(i).OpenRound(request), outages)
 
@@ -104,9 +112,14 @@ class Shards:
         return [held[0][client] for client in sorted(everywhere)]
 
     async def commit(
-        self, run: str, round_num: int, clients: Sequence[str], outages: OutageHandler
+        self,
+        run: str,
+        round_num: int,
+        clients: Sequence[str],
+        outages: OutageHandler,
+        unmask: pb.Unmask | None = None,
     ) -> Committed:
-        request = pb.CommitRoundRequest(run=run, round_num=round_num, clients=clients)
+        request = pb.CommitRoundRequest(run=run, round_num=round_num, clients=clients, unmask=unmask)
         answers = await self._all(lambda i: self._stub(i).CommitRound(request), outages)
         importance: dict[str, float] = {}
         num_clients: dict[str, int] = {}

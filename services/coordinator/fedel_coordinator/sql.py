@@ -104,11 +104,14 @@ class SqlStore:
     def seal_round(self, run: str, round_num: int, sealed_at: float) -> None:
         self._execute(_round(run, round_num).values(status=SEALED, sealed_at=sealed_at))
 
+    def open_masks(self, run: str, round_num: int, secure_json: str) -> None:
+        self._execute(_round(run, round_num).values(secure_json=secure_json))
+
     def commit_round(
         self, run: str, round_num: int, record_json: str, state_json: str, model_version: int
     ) -> None:
         self._execute(
-            _round(run, round_num).values(status=COMMITTED, record_json=record_json),
+            _round(run, round_num).values(status=COMMITTED, record_json=record_json, secure_json=""),
             sa.update(runs)
             .where(runs.c.name == run)
             .values(state_json=state_json, model_version=model_version),

@@ -55,6 +55,8 @@ class RoundRow:
     opened_at: float
     record_json: str = "{}"
     sealed_at: float | None = None
+    secure_json: str = ""
+    """With secure aggregation, between the reveal and the commit."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,10 @@ class Store(Protocol):
         ...
 
     def seal_round(self, run: str, round_num: int, sealed_at: float) -> None: ...
+
+    def open_masks(self, run: str, round_num: int, secure_json: str) -> None:
+        """What takes the masks off the round's sum is known."""
+        ...
 
     def commit_round(
         self, run: str, round_num: int, record_json: str, state_json: str, model_version: int

@@ -92,12 +92,6 @@ async def test_a_private_round_is_the_same_after_a_restart(tmp_path):
 
 
 @asynchronous
-async def test_secure_is_for_simulations(tmp_path):
-    async with aggregator(tmp_path) as (stub, _):
-        assert ("INVALID_ARGUMENT", "header") == await refusal(create(stub, protection={"secure": True}))
-
-
-@asynchronous
 async def test_updates_that_are_kept_are_views_of_the_journal(tmp_path):
     async with aggregator(tmp_path) as (stub, servicer):
         await create(stub, protection={"fold": "median"})

@@ -66,7 +66,12 @@ async def test_a_run_without_its_model_at_the_aggregators_is_refused(tmp_path: P
         ("ok", {"sed": 1}, "unknown key 'sed'; did you mean 'seed'?"),
         ("ok", {"strategy": {"name": "fedal"}}, "strategy 'fedal' is unknown"),
         ("ok", {"rounds": {"num_participants": 2, "min_reports": 3}}, "no round would ever close"),
-        ("ok", {"protection": {"secure": True}}, "secure aggregation runs in simulations only"),
+        (
+            "ok",
+            {"protection": {"secure": True}, "rounds": {"min_clients": 2}},
+            "set rounds.min_clients to 3 or more",
+        ),
+        ("ok", {"protection": {"secure": True}, "strategy": {"name": "fiarse"}}, "sends parts of tensors"),
         ("ok", {"protection": {"fold": "median"}, "strategy": {"name": "fednova"}}, "has a fold of its own"),
     ],
 )
