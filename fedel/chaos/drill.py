@@ -68,6 +68,7 @@ def job_of(
                 "evaluate_every": 2,
                 "deadline_factor": 1e-9,
                 "deadline_floor_seconds": 6.0,
+                "max_repeats": 1000,  # a busy machine may need many deadlines to start a server again
                 "late": late,
             },
             "work": vars(testing.WORK),

@@ -85,10 +85,8 @@ def _draw_target(rng: np.random.Generator, layout: Layout, kind: str, servers_li
 async def strike(made: Federation, fault: Fault) -> str:
     """Carry a fault out and let it pass; returns what could not be done, if anything."""
     if fault.kind == RESTART:
-        assert made.database is not None, "drawn only with PostgreSQL"
-        await asyncio.to_thread(made.database.stop)
-        await asyncio.sleep(fault.seconds)
-        await asyncio.to_thread(made.database.start)
+        async with made.database_lock:
+            await _restart_database(made, fault)
     elif fault.kind == FULL_DISK:
         return await _full_disk(made, fault)
     elif fault.kind in (KILL, FREEZE, CLOCK):
@@ -97,6 +95,16 @@ async def strike(made: Federation, fault: Fault) -> str:
     else:
         await _disturb_link(made, fault)
     return ""
+
+
+async def _restart_database(made: Federation, fault: Fault) -> None:
+    """It runs again afterwards, also if the drill ends meanwhile: the next one uses it too."""
+    assert made.database is not None, "drawn only with PostgreSQL"
+    await asyncio.to_thread(made.database.stop)
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        await asyncio.to_thread(made.database.start)
 
 
 async def _disturb_process(made: Federation, fault: Fault) -> None:

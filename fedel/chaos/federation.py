@@ -60,6 +60,8 @@ class Federation:
     disks: dict[str, Path] = field(default_factory=dict)
     """Of the servers whose disk can be full."""
     database: Postgres | None = None
+    database_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the database is being restarted."""
     database_url: str = ""
     address: str = ""
     """Of the coordinator, for the drill itself: this link is never disturbed."""

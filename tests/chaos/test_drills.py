@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 
 from fedel.chaos.disk import can_mount, fill, free, small_disk
 from fedel.chaos.drill import draw, run_drill
-from fedel.chaos.faults import KILL, RESTART, draw_fault
-from fedel.chaos.federation import Layout, database_for
-from fedel.chaos.postgres import binaries
+from fedel.chaos.faults import KILL, RESTART, Fault, draw_fault, strike
+from fedel.chaos.federation import Federation, Layout, database_for
+from fedel.chaos.postgres import Postgres, binaries
 from fedel.chaos.verdict import Outcome
 from fedel.cli.main import main
 from fedel.seeds import generator
@@ -20,7 +21,7 @@ from fedel.seeds import generator
 FAST = (2, 5, 53)
 """Together they have every kind of fault that SQLite allows."""
 WITHOUT_SERVER = ("kill", "freeze", "clock", "cut", "hold", "delay", "throttle", "damage", "full disk")
-FAILED_ONCE: tuple[int, ...] = ()
+FAILED_ONCE: tuple[int, ...] = (16,)
 """Seeds of drills that were not sound at some time."""
 
 
@@ -73,6 +74,45 @@ def test_soak_kills_no_server_while_it_measures() -> None:
     rng = generator(0, "test")
     faults = [draw_fault(rng, Layout(5, 2), 0, servers_live=True) for _ in range(300)]
     assert all(fault.target.startswith("client-") for fault in faults if fault.kind == KILL)
+
+
+class FakeDatabase(Postgres):
+    """A server that is asked to stop only while it runs, and to start only while it does not."""
+
+    def __init__(self) -> None:
+        self.runs, self.num_stops = True, 0
+
+    def stop(self) -> None:
+        assert self.runs
+        self.runs, self.num_stops = False, self.num_stops + 1
+
+    def start(self) -> None:
+        assert not self.runs
+        self.runs = True
+
+
+def restart(made: Federation, seconds: float = 0.01) -> Awaitable[str]:
+    return asyncio.ensure_future(strike(made, Fault(0, 0.0, RESTART, "database", seconds)))
+
+
+def test_restarts_of_the_database_wait_for_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        made = Federation(Layout(), tmp_path, database=database)
+        await asyncio.gather(restart(made), restart(made))
+
+    database = FakeDatabase()
+    asyncio.run(scenario())
+    assert (True, 2) == (database.runs, database.num_stops)
+
+
+def test_database_runs_again_when_a_drill_is_cut_off(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(restart(Federation(Layout(), tmp_path, database=database), 60), 0.2)
+
+    database = FakeDatabase()
+    asyncio.run(scenario())
+    assert (True, 1) == (database.runs, database.num_stops)
 
 
 def test_full_disk_is_full(tmp_path: Path) -> None:
