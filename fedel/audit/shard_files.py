@@ -64,7 +64,7 @@ class ShardFiles:
     @property
     def update_spec(self) -> ModelSpec:
         """What updates look like."""
-        secure = json.loads(self.header.protection_json or "{}").get("secure", False)
+        secure = parse_json(self.header.protection_json or "{}").get("secure", False)
         return masked_spec(self.spec) if secure else self.spec
 
     def opened(self, round_num: int) -> Opened:
