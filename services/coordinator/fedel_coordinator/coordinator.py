@@ -18,7 +18,7 @@ from fedel import plugins
 from fedel.errors import ConfigError, FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import ENDED, HELD, WAITING
+from fedel.roles.run_state import ENDED, HELD, TRIES_AGAIN, WAITING
 from fedel.roles.sharding import assign
 from fedel.strategies.protection import check_deployable
 from fedel.telemetry import CoordinatorMetrics
@@ -85,7 +85,7 @@ class Coordinator:
             except ConfigError as error:
                 # Such as a method that this machine does not allow: the other runs can go on.
                 log.error("run '%s' cannot go on: %s", row.name, error, extra={"run": row.name})
-                why = f"{error}; after that, start the coordinator again, then `fedel runs resume`"
+                why = f"{error}; after that, start the coordinator again, and {TRIES_AGAIN}"
                 await asyncio.to_thread(self.store.set_phase, row.name, HELD, why)
             else:
                 await self._start_run(run)
