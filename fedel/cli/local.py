@@ -150,8 +150,13 @@ class Federation:
     def _port_file(self, name: str) -> str:
         return str(self._directory / "state" / f"{name}.address")
 
+    @property
+    def logs(self) -> Path:
+        """Folder with the log of each process."""
+        return self._directory / "logs"
+
     def _log(self, name: str) -> Path:
-        return self._directory / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def _start(self, module: str, name: str, settings: Mapping[str, Any]) -> None:
         file = self._directory / "configs" / f"{name}.toml"

@@ -18,6 +18,7 @@ from fedel.cli.submit import create, follow, save_model
 from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
 from fedel.records import RoundRecord, RunResult, run_result
+from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
 from fedel.serialisation import to_json
 from fedel.strategies import build
@@ -62,8 +63,9 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{directory} exists already: choose another --name, or delete it")
     console = Console(stderr=True) if arguments.json else Console()
     if arguments.coordinator:
+        tls, attended = Tls.of_user(arguments.certs), console.is_terminal
         status = asyncio.run(
-            one_run(arguments.coordinator, name, job, directory, console, Tls.of_user(arguments.certs))
+            one_run(arguments.coordinator, name, job, directory, console, tls, attended=attended)
         )
     else:
         own = user_code.folders(arguments.job)
@@ -87,13 +89,29 @@ async def watched(
     await asyncio.gather(*pending, return_exceptions=True)
     if watch in done:
         watch.result()
-    return run.result()
+    try:
+        return run.result()
+    except ServiceError as error:
+        raise ServiceError(
+            f"{error}\nThis command started the federation, which ends with it: mend the cause, then start the"
+            f" job again. The logs are in {federation.logs}."
+        ) from None
 
 
 async def one_run(
-    address: str, name: str, job: RunConfig, directory: Path, console: Console, tls: Tls | None = None
+    address: str,
+    name: str,
+    job: RunConfig,
+    directory: Path,
+    console: Console,
+    tls: Tls | None = None,
+    *,
+    attended: bool = False,
 ) -> pb.RunStatus:
-    """Create the run, follow it to its end, and download its model."""
+    """Create the run, follow it to its end, and download its model.
+
+    A run that paused by itself goes on when a person mends the cause: it is followed if one is ``attended``.
+    """
     from fedel.training.factory import initial_model  # torch takes seconds to import
 
     spec, tensors = await asyncio.to_thread(initial_model, job)
@@ -105,12 +123,19 @@ async def one_run(
         def show(status: pb.RunStatus) -> None:
             records.extend(status.rounds_json)
             screen.show(status)
+            if not attended and has_paused_itself(status):
+                raise ServiceError(f"run '{name}' paused: {status.message}")
 
         status = await follow(address, name, show, tls)
     await save_model(address, name, directory / "model.safetensors", tls)
     if not (directory / "rounds.jsonl").exists():
         _write_directory(directory, job, spec, status, records)
     return status
+
+
+def has_paused_itself(status: pb.RunStatus) -> bool:
+    """Whether the run cannot go on before somebody mends something."""
+    return status.phase == pb.RUN_PHASE_PAUSED and status.message.endswith(TRIES_AGAIN)
 
 
 def _write_directory(

@@ -46,11 +46,11 @@ def objection_to_name(name: str, what: str = "name") -> str:
     )
 
 
-def objection_to_numbers(numbers: Mapping[str, float], most: float) -> str:
-    """All of them from 0 to ``most``, so neither NaN nor infinite."""
+def objection_to_numbers(numbers: Mapping[str, float], most: float, least: float = 0.0) -> str:
+    """All of them from ``least`` to ``most``, so neither NaN nor infinite."""
     for name, number in numbers.items():
-        if not (math.isfinite(number) and 0 <= number <= most):
-            return f"{name} is {number:g}, which is not between 0 and {most:g}"
+        if not (math.isfinite(number) and least <= number <= most):
+            return f"{name} is {number:g}, which is not between {least:g} and {most:g}"
     return ""
 
 

@@ -9,7 +9,17 @@ from fedel.core.secure_sum import MIN_GROUP
 from fedel.roles import events as ev
 from fedel.roles.gate import DIVERGED
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import COMMITTED, HELD, OPEN, SEALED, STOPPED, STOPPING, OpenRound, RunState
+from fedel.roles.run_state import (
+    COMMITTED,
+    HELD,
+    OPEN,
+    SEALED,
+    STOPPED,
+    STOPPING,
+    TRIES_AGAIN,
+    OpenRound,
+    RunState,
+)
 from fedel.roles.secure_round import UPLOAD
 from fedel.roles.turn import Turn
 from fedel.types import Participant, Report, Task
@@ -119,7 +129,7 @@ class RepeatingTurn(Turn):
         """Wait until a person resumes the run; a run that is to stop anyway stops."""
         if self.state.phase == STOPPING:
             return self.end(STOPPED, f"stopped in round {self.state.handover.round_num}: {reason}")
-        return self.set_phase(HELD, f"{reason}; `fedel runs resume` tries again from here")
+        return self.set_phase(HELD, f"{reason}; {TRIES_AGAIN}")
 
     def go_on(self) -> None:
         """Ask again for what the open round waits for."""

@@ -16,6 +16,8 @@ FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 ENDED = (FINISHED, STOPPED, FAILED)
 """Phases of a run; the last three are final. A run that a person paused still closes its open round; one that
 is held waits where something went wrong, until a person resumes it. Both are shown as paused."""
+TRIES_AGAIN = "`fedel runs resume` tries again from here"
+"""How the message of a run that is held ends."""
 
 OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
 """A round goes through these in order: tasks are out; no update is accepted any more; the next model is made;

@@ -125,4 +125,5 @@ def server_credentials(watched: Watched, client_certificates: bool = True) -> gr
             used = own
         return configuration(own)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(used), changed, client_certificates)
+    # The type stubs of gRPC do not know that the answer can be none, for no change.
+    return grpc.dynamic_ssl_server_credentials(configuration(used), changed, client_certificates)  # type: ignore[arg-type]

@@ -167,7 +167,7 @@ def test_bad_tasks_are_declined(tmp_path: Path, caplog: pytest.LogCaptureFixture
         ({"shards": [coordinator_pb2.Shard(address="127.0.0.1:9", tensors=["no"])]}, "the model does not have"),
         ({"run": "x" * 201}, "the name of the run has 201 letters"),
         ({"run": "night\x1b[2J"}, "cannot be printed"),
-        ({"instance": "x" * 300}, "its instance has"),
+        ({"instance": "x" * 300}, "the instance has"),
     ],
 )
 def test_bad_offers_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:

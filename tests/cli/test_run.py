@@ -1,15 +1,24 @@
-"""``fedel run`` on a federation whose coordinator keeps the run's directory on another machine."""
+"""``fedel run``: where the coordinator keeps the run's directory on another machine, and runs that pause."""
 
+import asyncio
 import time
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from fedel.cli import run
+from fedel.cli.local import Federation, LocalFleet
+from fedel.errors import ServiceError
 from fedel.job import RunConfig
 from fedel.report import runs
+from fedel.roles import events as ev
 from fedel.v1 import coordinator_pb2 as pb
+from tests.federation.support import until
 from tests.report.fakes import client_record, round_record
-from tests.strategies.fakes import spec
+from tests.security.support import Pki, servers
+from tests.services.coordinator.support import asynchronous
+from tests.strategies.fakes import initial_model, spec
 
 
 def test_the_directory_is_written_from_what_was_followed(tmp_path):
@@ -47,3 +56,45 @@ def test_the_directory_is_written_from_what_was_followed(tmp_path):
     assert [t.name for t in spec().weights] == list(result.tensors)
     assert 60 == pytest.approx(result.wall_seconds, abs=30)
     assert result.virtual_seconds is None
+
+
+@asynchronous
+async def test_a_run_that_pauses_by_itself_ends_a_command_that_nobody_attends(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedel.training.factory.initial_model", lambda _: (spec(), initial_model()))
+    pki = Pki(tmp_path)
+    operator, job = pki.tls("operator", "ada"), RunConfig.parse({"strategy": {"name": "fedavg"}})
+    async with servers(tmp_path, pki) as made:
+        runs = made.coordinator.runs
+
+        def follow(name, attended):
+            console = Console(file=StringIO(), force_terminal=attended)
+            words = made.coordinator_address, name, job, tmp_path / name, console, operator
+            return asyncio.create_task(run.one_run(*words, attended=attended)), console.file
+
+        script, shown = follow("script", False)
+        person, screen = follow("person", True)
+        await until(lambda: len(runs) == 2, "both runs")
+        for one in runs.values():
+            await one.control("pause")
+        await until(
+            lambda: "paused by an operator" in shown.getvalue(), "the pause of a person, which ends nothing"
+        )
+        for one in runs.values():
+            await one.control("resume")
+            await one.apply(ev.Stuck("the disk is on fire"))
+        with pytest.raises(ServiceError, match="run 'script' paused: the disk is on fire; `fedel runs resume`"):
+            await script
+        await until(lambda: "the disk is on fire" in screen.getvalue(), "the reason on the screen")
+        await runs["person"].control("stop_now")
+        assert pb.RUN_PHASE_STOPPED == (await person).phase
+
+
+def test_the_federation_of_a_command_ends_with_it(tmp_path, monkeypatch):
+    async def paused(*_):
+        raise ServiceError("run 'night' paused: no space")
+
+    monkeypatch.setattr(run, "one_run", paused)
+    federation = Federation(tmp_path, tmp_path, LocalFleet())
+    with pytest.raises(ServiceError, match=r"no space\nThis command started .* logs are in") as raised:
+        asyncio.run(run.watched(federation, "night", RunConfig(), tmp_path, Console()))
+    assert raised.value.exit_code != 0

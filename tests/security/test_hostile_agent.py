@@ -149,7 +149,9 @@ ATTACKS = {
 of their attacks only in longer runs."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if "fedel" in case else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_nine_of_ten_get_the_model_they_get_alone(
     tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +160,10 @@ def test_nine_of_ten_get_the_model_they_get_alone(
     assert set() == ATTACKS - hostile.times.keys()
     assert joins == (hostile.times["task"] > 0)
     assert [] == hostile.receipts
-    assert {"PERMISSION_DENIED role"} == {said for (what, said) in hostile.answers if what == "forbidden call"}
+    assert (
+        hostile.answers["forbidden call", "PERMISSION_DENIED role"]
+        > 0
+        == hostile.answers["forbidden call", "OK"]
+    )
     assert hostile.answers["renewal", "OK"] <= RENEW_BURST
     assert [] == [record.getMessage() for record in caplog.records if record.exc_info]

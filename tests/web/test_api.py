@@ -156,6 +156,11 @@ async def test_with_the_token_runs_are_paused_resumed_and_stopped(tmp_path: Path
         assert "waiting" == (await asker.ask(f"/api/runs/{RUN}/resume", "POST", **right))[1]["phase"]
         assert 200 == (await asker.ask(f"/api/runs/{RUN}/stop", "POST", **right))[0]
         await federation.status(lambda status: status.phase == pb.RUN_PHASE_STOPPED)
+        await federation.create(run_config(min_clients=1), "other")
+        federation.agent("client-0", script={0: "silent"})
+        await federation.status(lambda status: status.round_phase == "train", "other")
+        assert 200 == (await asker.ask("/api/runs/other/stop_now", "POST", **right))[0]
+        await federation.status(lambda status: status.phase == pb.RUN_PHASE_STOPPED, "other")
         status, answer = await asker.ask(f"/api/runs/{RUN}/resume", "POST", **right)
         assert 409 == status
         assert "create a new run" in answer["error"]

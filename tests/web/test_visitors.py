@@ -7,6 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serve as aggregating
 from fedel_coordinator.web import api
 from fedel_services import visitors
 
@@ -40,6 +43,23 @@ async def test_a_foreign_name_that_points_here_is_refused(tmp_path: Path) -> Non
             assert (421, True) == (status, "http_hosts" in answer["error"])
         for host in ("localhost", "127.0.0.1:80", "[::1]:7080", "10.0.0.7", "Page.lan:7080"):
             assert 200 == (await asker.ask("/api/runs", Host=host))[0], host
+
+
+@asynchronous
+async def test_an_aggregator_checks_names_too(tmp_path: Path) -> None:
+    port_file = tmp_path / "address"
+    config = AggregatorConfig(
+        listen="127.0.0.1:0",
+        data_dir=tmp_path,
+        http="127.0.0.1:0",
+        http_port_file=port_file,
+        http_hosts=("aggregator",),
+    )
+    async with aggregating(config), ClientSession() as session:
+        for host, expected in (("evil.example", 421), ("aggregator:7081", 200), ("10.0.0.7", 200)):
+            url, headers = f"http://{port_file.read_text()}/metrics", {"Host": host}
+            async with session.get(url, headers=headers) as answer:
+                assert expected == answer.status, host
 
 
 @asynchronous

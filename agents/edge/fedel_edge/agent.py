@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 import fedel
 from fedel.errors import FedelError, ServiceError
+from fedel.roles.gate import MAX_NAME, clean
 from fedel.telemetry import AgentMetrics
 from fedel.v1 import coordinator_pb2, task_pb2
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
@@ -27,7 +28,6 @@ from fedel_edge import device
 from fedel_edge.agent_state import AgentState, Assignment, Effect
 from fedel_edge.certificates import keep_renewed, with_certificate_name
 from fedel_edge.config import AgentConfig
-from fedel_edge.gate import MAX_NAME, clean
 from fedel_edge.joined_runs import JoinedRun, Shard, prepare
 from fedel_edge.session import Session
 from fedel_edge.tasks import TaskRun, TaskRunner

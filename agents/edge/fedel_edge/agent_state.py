@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fedel.errors import UpdateRefused
+from fedel.roles.gate import MAX_NAME, clean
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel_edge import gate
 from fedel_edge.exchange import Exchange
-from fedel_edge.gate import MAX_NAME, Limits, clean
+from fedel_edge.gate import Limits
 from fedel_edge.joined_runs import JoinedRun, identity_of
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedel.plugins import Allowed
+from fedel.roles.gate import objection_to_name
 from fedel.security.tls import Tls
 from fedel.training.settings import DataPart, TrainerSettings
-from fedel_edge.gate import Limits, objection_to_name
+from fedel_edge.gate import Limits
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,25 @@ limits) and returns what is wrong with it, for people; an empty text lets it pas
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fedel.core.timing import full_step
 from fedel.job import RunConfig
+from fedel.roles.gate import (
+    MAX_COUNT,
+    MAX_NAME,
+    MAX_NUMBER,
+    MAX_SECONDS,
+    clean,
+    objection_to_name,
+    objection_to_numbers,
+)
 from fedel.types import LocalWork, ModelSpec, Trainer
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 
-MAX_NAME = 200
-MAX_TEXT = 1000
-MAX_COUNT = 2**31 - 1
-MAX_SECONDS = 1e7
-MAX_NUMBER = 1e30
 MAX_CONFIG = 1_000_000
 """Letters of a run's configuration; real ones have a few thousand."""
 MAX_DEPTH = 50
@@ -50,32 +53,6 @@ class Limits:
             raise ValueError("max_task_seconds, max_runs and max_disk_bytes must be above 0")
 
 
-def clean(text: str, limit: int = MAX_TEXT) -> str:
-    """A text as it may be shown, logged and sent: printable, on one line, and cut.
-
-    >>> clean("too\\nlong \\x1b[2J", limit=6)
-    'too lo...'
-    """
-    shown = "".join(letter if letter.isprintable() else " " for letter in text[:limit])
-    return shown + "..." if len(text) > limit else shown
-
-
-def objection_to_name(name: str, what: str) -> str:
-    if 0 < len(name) <= MAX_NAME and name.isprintable():
-        return ""
-    return (
-        f"{what} has {len(name)} letters or some that cannot be printed: 1 to {MAX_NAME} printable ones will do"
-    )
-
-
-def objection_to_numbers(numbers: Mapping[str, float], most: float, least: float = 0.0) -> str:
-    """All of them from ``least`` to ``most``, so neither NaN nor infinite."""
-    for name, number in numbers.items():
-        if not (math.isfinite(number) and least <= number <= most):
-            return f"{name} is {number:g}, which is not between {least:g} and {most:g}"
-    return ""
-
-
 def objection_to_offer(offer: pb.RunOffer) -> str:
     """Before anything of it is parsed."""
     if len(offer.config_json) > MAX_CONFIG:
@@ -85,10 +62,10 @@ def objection_to_offer(offer: pb.RunOffer) -> str:
     if not 1 <= len(offer.shards) <= MAX_SHARDS:
         return f"it has {len(offer.shards)} aggregators, which is not between 1 and {MAX_SHARDS}"
     return (
-        objection_to_name(offer.run, "the name of the run")
-        or objection_to_name(offer.model_digest, "the digest of the model")
-        or (offer.instance and objection_to_name(offer.instance, "its instance"))
-        or _first(objection_to_name(shard.address, "the address of an aggregator") for shard in offer.shards)
+        objection_to_name(offer.run, "name of the run")
+        or objection_to_name(offer.model_digest, "digest of the model")
+        or (offer.instance and objection_to_name(offer.instance, "instance"))
+        or _first(objection_to_name(shard.address, "address of an aggregator") for shard in offer.shards)
     )
 
 
@@ -181,7 +158,7 @@ def _objection_to_time(
 def _objection_to_settings(settings: Mapping[str, float]) -> str:
     if len(settings) > MAX_SETTINGS:
         return f"it has {len(settings)} settings, more than {MAX_SETTINGS}"
-    return _first(objection_to_name(name, "a setting") for name in settings) or objection_to_numbers(
+    return _first(objection_to_name(name, "name of a setting") for name in settings) or objection_to_numbers(
         settings, MAX_NUMBER, least=-MAX_NUMBER
     )
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc import aio
 
+from fedel.roles.gate import clean
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel.wire.retry import Backoff, describe, is_transient, retrying
-from fedel_edge.gate import clean, heartbeat_seconds
+from fedel_edge.gate import heartbeat_seconds
 
 if TYPE_CHECKING:
     from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceAsyncStub

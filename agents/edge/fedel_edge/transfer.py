@@ -11,12 +11,12 @@ import grpc
 from grpc import aio
 
 from fedel.errors import ServiceError
+from fedel.roles.gate import clean
 from fedel.types import Array
 from fedel.wire.codec import report_from_pb
 from fedel.wire.fan_out import fan_out
 from fedel.wire.retry import Backoff, describe, retrying
 from fedel.wire.streams import Fetched, Pushed, fetch_model, push_update, reason_of
-from fedel_edge.gate import clean
 from fedel_edge.joined_runs import JoinedRun, Shard
 from fedel_edge.run_folder import StoredUpdate
 from fedel_edge.worker import Worker

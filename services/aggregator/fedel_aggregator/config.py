@@ -23,6 +23,8 @@ class AggregatorConfig:
     """Where ``/metrics`` is served, ``host:port``; port 0 takes a free one, empty switches it off."""
     http_port_file: Path | None = None
     """Write the address of ``http`` to this file, for scripts that use port 0."""
+    http_hosts: tuple[str, ...] = ()
+    """Names under which Prometheus reaches ``/metrics``, beside ``localhost`` and addresses."""
     max_uploads: int = 4
     """Clients that may send at the same time; the others wait, which costs neither memory nor a thread."""
     max_downloads: int = 8

@@ -14,9 +14,11 @@ import grpc
 from fedel_services.http import new_app, new_registry, serve_http
 from fedel_services.runtime import Server
 from fedel_services.threads import in_thread
+from fedel_services.visitors import check_host
 
 from fedel.errors import ServiceError
 from fedel.files import write_atomic
+from fedel.security.tls import host_of
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc
 from fedel.wire.views import model_message, upload_message
 from fedel_aggregator.config import AggregatorConfig
@@ -46,7 +48,8 @@ async def serve(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregator
             if config.port_file is not None:
                 await in_thread(write_atomic, config.port_file, address)
             log.info("aggregator listens on %s", address)
-            page = new_app(registry, aggregator.refresh)
+            names = check_host([host_of(config.http), *config.http_hosts])
+            page = new_app(registry, aggregator.refresh, (names,))
             async with serve_http(page, config.http, config.http_port_file):
                 yield address, aggregator
         finally:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
+from fedel_services.first_messages import Timed
 from fedel_services.guard import require_client
 
 from fedel.errors import ConfigError
@@ -19,6 +20,8 @@ from fedel_coordinator.errors import SessionReplaced, SessionSilent
 from fedel_coordinator.sessions import Device, Session
 
 log = logging.getLogger(__name__)
+SILENT_TIMES = 20
+"""A session is ended when its client has been silent for this many times what makes it lose its tasks."""
 
 
 class AgentSessions:
@@ -70,8 +73,9 @@ class AgentSessions:
             await context.write(message)
 
     async def _receive(self, session: Session, requests: Any) -> None:
+        seconds = SILENT_TIMES * self._coordinator.config.silent_seconds
         try:
-            async for request in requests:
+            async for request in Timed(requests, seconds, seconds):
                 session.count_message()
                 if session.error is not None:
                     return

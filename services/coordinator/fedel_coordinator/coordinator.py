@@ -18,7 +18,7 @@ from fedel import plugins
 from fedel.errors import ConfigError, FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import ENDED, HELD, WAITING
+from fedel.roles.run_state import ENDED, HELD, TRIES_AGAIN, WAITING
 from fedel.roles.sharding import assign
 from fedel.serialisation import parse_json
 from fedel.strategies.protection import check_deployable
@@ -32,10 +32,12 @@ from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.run_services import RunServices, steady_clock
 from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
 from fedel_coordinator.sessions import SessionLimits, Sessions
-from fedel_coordinator.shards import Shards
+from fedel_coordinator.shards import Shards, StoppedWaiting
 from fedel_coordinator.store import RunRow, Store
 
 log = logging.getLogger(__name__)
+MAX_ENDED_AGAIN = 100
+"""Newest runs that the aggregators are told at the start are over."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -65,6 +67,7 @@ class Coordinator:
             store, self.sessions, shards, self.metrics, self.clock, config, config.runs_dir
         )
         self._pulse: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go on with every run that has not ended."""
@@ -72,6 +75,8 @@ class Coordinator:
         rows = await asyncio.to_thread(self.store.runs)
         if not rows:
             self._warn_of_lost_runs()
+        ended = [row.name for row in rows if row.phase in ENDED][:MAX_ENDED_AGAIN]
+        self._ending = asyncio.create_task(self._end_again(ended), name="end runs again")
         for row in rows:
             if row.phase in ENDED:
                 await self._repair_result(row)
@@ -86,7 +91,7 @@ class Coordinator:
             except ConfigError as error:
                 # Such as a method that this machine does not allow: the other runs can go on.
                 log.error("run '%s' cannot go on: %s", row.name, error, extra={"run": row.name})
-                why = f"{error}; after that, start the coordinator again, then `fedel runs resume`"
+                why = f"{error}; after that, start the coordinator again, and {TRIES_AGAIN}"
                 await asyncio.to_thread(self.store.set_phase, row.name, HELD, why)
             else:
                 await self._start_run(run)
@@ -94,8 +99,9 @@ class Coordinator:
     async def stop(self) -> None:
         """Stop driving. Agents receive no end of their run: it goes on at the next start."""
         self.stopping = True
-        if self._pulse is not None:
-            self._pulse.cancel()
+        for waiting in (self._pulse, self._ending):
+            if waiting is not None:
+                waiting.cancel()
         for task in self.drives.values():
             task.cancel()
         await asyncio.gather(*self.drives.values(), return_exceptions=True)
@@ -109,6 +115,17 @@ class Coordinator:
         while True:
             self.sessions.pulse()
             await asyncio.sleep(self.config.silent_seconds / 6)
+
+    async def _end_again(self, runs: list[str]) -> None:
+        """An aggregator that was away when a run ended does not know it, and would go on to take updates."""
+        for run in runs:
+            try:
+                await self.shards.end(run)
+            except StoppedWaiting:
+                return log.warning("an aggregator is away: it is told at the next start which runs are over")
+            except ServiceError as error:
+                log.info("run '%s' is not ended again: %s", run, error, extra={"run": run})
+        return None
 
     def _warn_of_lost_runs(self) -> None:
         """An empty database is normal at the first start, but not beside the folders of runs."""

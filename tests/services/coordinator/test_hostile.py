@@ -272,3 +272,15 @@ async def test_an_honest_run_is_not_disturbed(tmp_path: Path) -> None:
         records = await federation.finished()
         assert [3, 3, 3] == [record.num_updates for record in records]
         assert same_bits(expected_model(), await federation.model())
+
+
+@asynchronous
+async def test_a_session_that_falls_silent_is_ended(tmp_path: Path) -> None:
+    async with Federation(tmp_path, heartbeat_seconds=0.01, silent_heartbeats=1) as federation:
+        call = federation.stub.Session()
+        await call.write(pb.SessionRequest(hello=pb.Hello(client="client-0")))
+        assert (await call.read()).HasField("welcome")
+        with pytest.raises(aio.AioRpcError) as caught:
+            await asyncio.wait_for(call.read(), STEP_SECONDS)
+        assert grpc.StatusCode.DEADLINE_EXCEEDED is caught.value.code()
+        assert 0 == federation.coordinator.sessions.num_sessions

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+from fedel_coordinator.shards import Shards, StoppedWaiting
 from fedel_coordinator.sql import SqlStore
 from fedel_coordinator.store import StoreUnavailable
 
 from fedel.v1 import coordinator_pb2 as pb
-from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config
+from tests.services.coordinator.support import RUN, STEP_SECONDS, Federation, asynchronous, run_config
 from tests.services.coordinator.test_rounds import expected_model
 from tests.strategies.fakes import same_bits
 
@@ -176,3 +179,24 @@ async def test_an_agent_reconnects_if_its_report_cannot_be_kept(tmp_path: Path) 
 
 def _away(_row: Any) -> None:
     raise StoreUnavailable("away for a moment")
+
+
+@asynchronous
+async def test_an_aggregator_that_was_away_hears_of_the_end_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise StoppedWaiting
+
+    told = tmp_path / "aggregator-0/runs" / RUN / "ended"
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config())
+        with monkeypatch.context() as patch:
+            patch.setattr(Shards, "end", away)
+            await federation.control(pb.RUN_ACTION_STOP)
+            await federation.finished()
+            await federation.stop_coordinator()
+        assert not told.exists()
+        await federation.start_coordinator()
+        await asyncio.wait_for(federation.coordinator._ending or asyncio.sleep(0), STEP_SECONDS)
+        assert told.exists()

@@ -35,7 +35,7 @@ class Api:
         app.router.add_get("/api/runs/{run}", self.run)
         app.router.add_get("/api/runs/{run}/rounds", self.rounds)
         app.router.add_get("/api/runs/{run}/events", self.follow)
-        app.router.add_post("/api/runs/{run}/{action:pause|resume|stop}", self.control)
+        app.router.add_post("/api/runs/{run}/{action:pause|resume|stop|stop_now}", self.control)
         app.router.add_post(LOGIN, self._login.answer)
 
     async def runs(self, _request: web.Request) -> web.Response:

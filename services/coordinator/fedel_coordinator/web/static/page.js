@@ -244,10 +244,10 @@ async function login(event) {
 async function control(event) {
   event.preventDefault();
   const verb = event.submitter.value;
-  if (verb === "stop" && !confirm(`Stop ${state.run}? It cannot be resumed.`)) return;
+  if (verb.startsWith("stop") && !confirm(`Stop ${state.run}? It cannot be resumed.`)) return;
   const response = await fetch(url(state.run, verb), bearer("token"));
   const answer = await response.json();
-  $("answer").textContent = response.ok ? `${verb}: accepted` : answer.error;
+  $("answer").textContent = response.ok ? `${event.submitter.textContent}: accepted` : answer.error;
 }
 
 window.addEventListener("hashchange", () => {
