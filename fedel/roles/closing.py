@@ -89,8 +89,8 @@ class ClosingTurn(SecureTurn):
     def find_evaluator(self, open_round: OpenRound, evaluation: Evaluation) -> None:
         """Give the test to a client that can do it; without one, close the round untested.
 
-        First come those that answered all their tests, then those of whom an update counted: one that only joined
-        and never does anything holds up no round. Of these, the fastest.
+        First come those that answered all their tests, then those of whom an update counted: one that only
+        joined and never does anything holds up no round. Of these, the fastest.
         """
         able = [m for m in self.state.present if m.can_evaluate and m.client not in evaluation.unfit]
         if not able:

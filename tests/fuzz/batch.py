@@ -129,6 +129,7 @@ def run(target: Target, seed: int, first: int, last: int, progress: mmap.mmap | 
     before = _peak_kilobytes()
     with tempfile.TemporaryDirectory() as folder:
         read = target.prepare(Path(folder))
+        target.case(seed, 0)  # valid inputs are made without limits
         kept = [] if first else [path.read_bytes() for path in target.kept()]
         with limits(target):
             for number in range(first - len(kept), last):

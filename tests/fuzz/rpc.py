@@ -22,6 +22,7 @@ from random import Random
 from typing import Any
 
 import grpc
+import numpy as np
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
@@ -37,7 +38,7 @@ from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import pack
 from tests.fuzz import frames, samples
 from tests.fuzz.batch import Finding, Summary, _print
-from tests.fuzz.mutate import message_case, mutate_bytes
+from tests.fuzz.mutate import VALUES, message_case, mutate_bytes, mutate_message
 from tests.fuzz.target import CORPUS
 from tests.fuzz.targets.certificates import pem_case
 from tests.fuzz.targets.wire import resealed
@@ -116,6 +117,25 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
     return tuple(tuple(stream) for stream in made[method]())
 
 
+def _change_upload(rng: Random, part: bytes, others: Sequence[bytes]) -> bytes:
+    """Often only values of tensors or of the report: the rest of what the message says still fits."""
+    message = agg.PutUpdateRequest()
+    try:
+        message.ParseFromString(part)
+    except DecodeError:
+        return mutate_bytes(rng, part, others)
+    if rng.random() < 0.4:
+        return message_case(agg.PutUpdateRequest)(rng, part, others)
+    if message.WhichOneof("kind") == "header":
+        mutate_message(rng, message.header.report)
+    else:
+        values = np.frombuffer(message.chunk.data[: len(message.chunk.data) // 4 * 4], "<f4").copy()
+        for _ in range(rng.choice((1, 3, 20)) if len(values) else 0):
+            values[rng.randrange(len(values))] = rng.choice((rng.gauss(0, 1), *VALUES))
+        message.chunk.data = values.tobytes() + message.chunk.data[values.nbytes :]
+    return message.SerializeToString()
+
+
 def _resealed(data: bytes) -> bytes:
     """Checksums and digest that fit what is sent: an attacker can do that too."""
     parts = frames.split(data)
@@ -163,6 +183,8 @@ class Rpc:
         return _resealed(changed) if self.method.name == "PutUpdate" and rng.random() < 0.7 else changed
 
     def _pick(self, at: int, part: bytes) -> Any:
+        if self.method.name == "PutUpdate":
+            return _change_upload
         if "signing_request" in self.method.input_type.fields_by_name:
             return self._change_request
         return message_case(GetMessageClass(self.method.input_type))

@@ -73,7 +73,12 @@ def migrate(connection: Connection, steps: tuple[tuple[str, ...], ...] = STEPS) 
     if not inspect(connection).has_table("schema_version"):
         connection.execute(text("CREATE TABLE schema_version (version INTEGER NOT NULL)"))
         connection.execute(text("INSERT INTO schema_version VALUES (0)"))
-    version: int = connection.execute(text("SELECT version FROM schema_version")).scalar_one()
+    found = connection.execute(text("SELECT version FROM schema_version")).scalars().all()
+    if len(found) != 1 or type(found[0]) is not int or found[0] < 0:
+        raise ServiceError(
+            f"database {connection.engine.url} is damaged (schema_version holds {found}): use a backup"
+        )
+    version = found[0]
     if version > len(steps):
         raise ServiceError(
             f"database {connection.engine.url}: its schema is version {version}, this coordinator knows"

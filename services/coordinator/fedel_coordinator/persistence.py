@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from google.protobuf import json_format
 
+from fedel.errors import ConfigError
 from fedel.records import DeviceUsage, RoundRecord
 from fedel.roles.events import Persist
 from fedel.roles.planner import Handover
 from fedel.roles.run_state import CLOSED, OPEN, Member, OpenRound, PreviousRound, RunState, TaskResult
 from fedel.roles.secure_round import SecureRound
-from fedel.serialisation import from_json, to_json
+from fedel.serialisation import from_json, parse_json, to_json
 from fedel.types import ModelSpec, Plan, Report, TimingProfile
 from fedel.v1 import model_pb2
 from fedel.wire.codec import spec_from_pb, spec_to_pb
@@ -99,7 +100,10 @@ def spec_to_json(spec: ModelSpec) -> str:
 
 
 def spec_from_json(text: str) -> ModelSpec:
-    return spec_from_pb(json_format.Parse(text, model_pb2.ModelSpec()))
+    try:
+        return spec_from_pb(json_format.ParseDict(parse_json(text), model_pb2.ModelSpec()))
+    except (json_format.ParseError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"the model of a run in the database cannot be read: {error}") from None
 
 
 def plan_to_json(plan: Plan) -> str:

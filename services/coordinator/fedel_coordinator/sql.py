@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
@@ -167,8 +168,13 @@ class SqlStore:
         return next(iter(self._all(cls, query)), None)
 
     def _all(self, cls: type[Row], query: sa.Select[Any]) -> list[Row]:
-        with self._reading() as connection:
-            return [cls(**row) for row in connection.execute(query).mappings()]
+        try:
+            with self._reading() as connection:
+                found = connection.execute(query).mappings()
+                # The driver's names of columns are a kind of text of their own.
+                return [msgspec.convert({str(name): row[name] for name in row}, cls) for row in found]
+        except (msgspec.ValidationError, ValueError, TypeError, LookupError) as error:
+            raise _damaged(self._engine, error) from None
 
     def _sorted(self, cls: type[Row], query: sa.Select[Any]) -> list[Row]:
         """By client; not in SQL, where the order of letters depends on the database's locale."""
@@ -193,10 +199,14 @@ class SqlStore:
         except exc.DatabaseError as error:
             if engine.dialect.name != "sqlite" or not any(sign in str(error.orig) for sign in DAMAGED):
                 raise
-            raise ServiceError(
-                f"database file {engine.url.database} is damaged ({error.orig}): put a backup in its place, or"
-                " move it away to start without runs; the models are still at the aggregators"
-            ) from None
+            raise _damaged(engine, error.orig) from None
+
+
+def _damaged(engine: sa.Engine, cause: object) -> ServiceError:
+    return ServiceError(
+        f"database {engine.url.database} is damaged ({cause}): put a backup in its place, or move it away to"
+        " start without runs; the models are still at the aggregators"
+    )
 
 
 def _round(run: str, round_num: int) -> sa.Update:

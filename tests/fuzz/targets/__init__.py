@@ -9,6 +9,7 @@ from tests.fuzz.targets.agent_files import AGENT_FILES
 from tests.fuzz.targets.aggregator_files import AGGREGATOR_FILES
 from tests.fuzz.targets.certificates import CERTIFICATES
 from tests.fuzz.targets.data_files import DATA_FILES
+from tests.fuzz.targets.database import DATABASE
 from tests.fuzz.targets.settings_and_records import SETTINGS_AND_RECORDS
 from tests.fuzz.targets.wire import CODEC as CODEC
 from tests.fuzz.targets.wire import WIRE
@@ -22,5 +23,6 @@ TARGETS: Mapping[str, Target] = {
         *CERTIFICATES,
         *SETTINGS_AND_RECORDS,
         *DATA_FILES,
+        *DATABASE,
     )
 }
