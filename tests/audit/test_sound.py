@@ -39,7 +39,7 @@ def test_masked_updates(tmp_path: Path) -> None:
     assert ((), NUM_ROUNDS) == (found.findings, found.num_recomputed)
     (kept,) = where.aggregators[0].rglob("updates/000002/unmask.pb")
     kept.unlink()
-    assert [kept] == [finding.path for finding in audit(where).findings]
+    assert any("the updates of round 2 cannot be folded" in finding.what for finding in audit(where).findings)
 
 
 def test_late_updates_are_legal(tmp_path: Path) -> None:

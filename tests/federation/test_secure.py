@@ -1,4 +1,4 @@
-"""Secure aggregation over gRPC: the bits of a plain run with the same updates, whoever is lost on the way."""
+"""Secure aggregation over gRPC: the bits of a plain run with the same updates, also if some are lost."""
 
 from __future__ import annotations
 
