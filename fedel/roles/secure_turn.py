@@ -100,7 +100,7 @@ class SecureTurn(RepeatingTurn):
                 return False
             self.again(f"{len(open_round.done)} of {len(secure.keys)} clients sent their update")
         elif secure.step == REVEAL and secure.opened is None:
-            if len(secure.reveals) < self._needed(secure):
+            if len(secure.reveals) < secure.threshold:
                 return False
             self._unmask(open_round, secure)
         else:
@@ -133,7 +133,7 @@ class SecureTurn(RepeatingTurn):
             self.again(f"{why}, {self._needed(secure)} are needed")
             return True
         if secure.step == REVEAL and secure.opened is None:
-            self.again(f"{len(secure.reveals)} clients stayed to the end, {self._needed(secure)} are needed")
+            self.again(f"{len(secure.reveals)} clients stayed to the end, {secure.threshold} are needed")
             return True
         return self.settle_secure(open_round, due=True)
 
