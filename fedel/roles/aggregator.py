@@ -95,12 +95,13 @@ class ShardRound:
         accepted, before = self._accepted.get(client), self._counted_before.get(client)
         if content in (accepted, before):
             return Verdict.DUPLICATE
+        if content.round_num == self.number:
+            self._check_attempt(client, attempt)
         if any(other is not None and other.round_num == content.round_num for other in (accepted, before)):
             raise UpdateRefused(
                 "conflict", f"client '{client}' already sent another update of round {content.round_num}"
             )
         self._check_in_time(client, content.round_num)
-        self._check_attempt(client, attempt)
         if accepted is not None:
             raise UpdateRefused(
                 "conflict", f"client '{client}' already counts in round {self.number}, with its late update"

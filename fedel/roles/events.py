@@ -9,6 +9,7 @@ from fedel.core.secure_server import Opened
 from fedel.core.secure_sum import Keys, Reveal
 from fedel.records import RoundRecord
 from fedel.roles.run_state import Member, TaskResult
+from fedel.security.signed_keys import NO_PROOF, Proof
 from fedel.types import Memory, Participant, Report, Task
 
 # Events
@@ -107,6 +108,8 @@ class Keyed:
     attempt: int
     keys: Keys
     tensors: tuple[str, ...]
+    proof: Proof = NO_PROOF
+    """That the keys are its own, for the other clients to check."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,7 @@ class SendRoster:
     attempt: int
     keys: Mapping[str, Keys]
     named: Mapping[str, tuple[str, ...]]
+    proofs: Mapping[str, Proof]
 
 
 @dataclass(frozen=True)

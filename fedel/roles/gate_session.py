@@ -21,6 +21,8 @@ from fedel.roles.gate import (
     objection_to_window,
 )
 from fedel.roles.run_state import Member, TaskResult
+from fedel.security.signed_keys import MAX_BYTES as MAX_PROOF
+from fedel.security.signed_keys import Proof
 from fedel.types import BlockTime, ModelSpec, Participant, TensorTime, TimingProfile, Window
 
 MAX_SAMPLES = 10**9
@@ -128,12 +130,16 @@ def objection_to_result(result: TaskResult, spec: ModelSpec, participant: Partic
     )
 
 
-def objection_to_keys(client: str, named: str, keys: Keys, tensors: Sequence[int], spec: ModelSpec) -> str:
+def objection_to_keys(
+    client: str, named: str, keys: Keys, tensors: Sequence[int], proof: Proof, spec: ModelSpec
+) -> str:
     """Secure aggregation: everyone else has to use these keys, so that a wrong one would hinder all."""
     if named != client:
         return f"keys of client '{clean(named, MAX_NAME)}'"
     if len(keys.own_mask_digest) != KEY_BYTES or not (is_key(keys.sealing) and is_key(keys.masking)):
         return "one of its keys of secure aggregation is not a key"
+    if len(proof.certificate) + len(proof.signature) > MAX_PROOF:
+        return f"certificate and signature of its keys have more than {MAX_PROOF} bytes"
     if len(set(tensors)) != len(tensors) or not all(0 <= place < len(spec.tensors) for place in tensors):
         return "it names tensors that the model does not have, or one of them twice"
     return ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from fedel.core.secure_server import Opened
 from fedel.core.secure_sum import MIN_LEFT, Keys, Reveal, groups_of, threshold_of
+from fedel.security.signed_keys import Proof
 
 KEYS, SHARES, UPLOAD, REVEAL = "keys", "shares", "upload", "reveal"
 
@@ -28,6 +29,8 @@ class SecureRound:
     """Who has trained; once the step is over, the roster."""
     named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By client: the tensors that it trained."""
+    proofs: Mapping[str, Proof] = field(default_factory=dict)
+    """That the keys are the clients' own, which only the clients check."""
     shares: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
     """By sender and receiver, sealed."""
     came: tuple[str, ...] = ()

@@ -34,8 +34,14 @@ class SecureTurn(RepeatingTurn):
         if others & set(event.keys):
             self.do(ev.Ignore(client, "keys of another client", "secure"))
             return
-        keys, named = {**secure.keys, client: event.keys}, {**secure.named, client: event.tensors}
-        self._set(replace(secure, keys=keys, named=named))
+        self._set(
+            replace(
+                secure,
+                keys={**secure.keys, client: event.keys},
+                named={**secure.named, client: event.tensors},
+                proofs={**secure.proofs, client: event.proof},
+            )
+        )
 
     def shared(self, event: ev.Shared) -> None:
         open_round, secure = self._attempt(event.round_num, event.attempt)
@@ -94,7 +100,7 @@ class SecureTurn(RepeatingTurn):
                 return False
             self.again(f"{len(open_round.done)} of {len(secure.keys)} clients sent their update")
         elif secure.step == REVEAL and secure.opened is None:
-            if len(secure.reveals) < self._needed(secure):
+            if len(secure.reveals) < secure.threshold:
                 return False
             self._unmask(open_round, secure)
         else:
@@ -127,7 +133,7 @@ class SecureTurn(RepeatingTurn):
             self.again(f"{why}, {self._needed(secure)} are needed")
             return True
         if secure.step == REVEAL and secure.opened is None:
-            self.again(f"{len(secure.reveals)} clients stayed to the end, {self._needed(secure)} are needed")
+            self.again(f"{len(secure.reveals)} clients stayed to the end, {secure.threshold} are needed")
             return True
         return self.settle_secure(open_round, due=True)
 
@@ -189,7 +195,7 @@ class SecureTurn(RepeatingTurn):
             if only and client != only:
                 continue
             if secure.step == SHARES:
-                self.do(ev.SendRoster(client, *about, secure.keys, secure.named))
+                self.do(ev.SendRoster(client, *about, secure.keys, secure.named, secure.proofs))
             elif secure.step == UPLOAD:
                 self.do(ev.SendGroup(client, *about, secure.shares_for(client)))
             elif secure.opened is None:

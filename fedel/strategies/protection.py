@@ -71,8 +71,8 @@ def check_deployable(run: RunConfig) -> None:
     if run.protection.secure and (rounds.min_clients < MIN_GROUP or 0 < rounds.num_participants < MIN_GROUP):
         raise ConfigError(
             f"[protection] secure: fewer than {MIN_GROUP} clients do not hide each other; set"
-            f" rounds.min_clients to {MIN_GROUP} or more (it is {rounds.min_clients}), and rounds.num_participants to 0 or"
-            f" {MIN_GROUP} or more (it is {rounds.num_participants})"
+            f" rounds.min_clients to {MIN_GROUP} or more (it is {rounds.min_clients}), and"
+            f" rounds.num_participants to 0 or {MIN_GROUP} or more (it is {rounds.num_participants})"
         )
 
 

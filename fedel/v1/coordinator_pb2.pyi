@@ -589,6 +589,8 @@ class SecureMember(_message.Message):
     MASKING_FIELD_NUMBER: _builtins.int
     OWN_MASK_DIGEST_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """Name of the client."""
     sealing: _builtins.bytes
@@ -597,6 +599,10 @@ class SecureMember(_message.Message):
     """X25519 key of the masks that it has in common with others."""
     own_mask_digest: _builtins.bytes
     """Digest of the secret behind its own mask."""
+    certificate: _builtins.bytes
+    """With mTLS: the client's certificate in PEM format."""
+    signature: _builtins.bytes
+    """With mTLS: its signature of the run, the round, the attempt and the fields above."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tensors that it trained, by their places in the model, from 0."""
@@ -609,10 +615,12 @@ class SecureMember(_message.Message):
         masking: _builtins.bytes = ...,
         own_mask_digest: _builtins.bytes = ...,
         tensors: _abc.Iterable[_builtins.int] | None = ...,
+        certificate: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "masking", b"masking", "own_mask_digest", b"own_mask_digest", "sealing", b"sealing", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "client", b"client", "masking", b"masking", "own_mask_digest", b"own_mask_digest", "sealing", b"sealing", "signature", b"signature", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

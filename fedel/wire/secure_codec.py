@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedel.core.secure_server import Opened
 from fedel.core.secure_sum import Keys, Reveal, attempt_name
 from fedel.errors import UpdateRefused
+from fedel.security.signed_keys import NO_PROOF, Proof
 from fedel.types import ModelSpec
 from fedel.v1 import aggregator_pb2, coordinator_pb2
 
 
 def member_to_pb(
-    client: str, keys: Keys, tensors: Iterable[str], spec: ModelSpec
+    client: str, keys: Keys, tensors: Iterable[str], spec: ModelSpec, proof: Proof = NO_PROOF
 ) -> coordinator_pb2.SecureMember:
     return coordinator_pb2.SecureMember(
         client=client,
@@ -20,7 +21,24 @@ def member_to_pb(
         masking=keys.masking,
         own_mask_digest=keys.own_mask_digest,
         tensors=_places(tensors, spec),
+        certificate=proof.certificate,
+        signature=proof.signature,
     )
+
+
+def signed_text(run: str, round_num: int, attempt: int, member: coordinator_pb2.SecureMember) -> bytes:
+    """What a client signs of its keys."""
+    bare = coordinator_pb2.SecureMember()
+    bare.CopyFrom(member)
+    bare.ClearField("certificate")
+    bare.ClearField("signature")
+    bare.DiscardUnknownFields()
+    message = coordinator_pb2.SecureKeys(run=run, round_num=round_num, attempt=attempt, member=bare)
+    return message.SerializeToString(deterministic=True)
+
+
+def proof_from_pb(message: coordinator_pb2.SecureMember) -> Proof:
+    return Proof(message.certificate, message.signature)
 
 
 def keys_from_pb(message: coordinator_pb2.SecureMember) -> Keys:

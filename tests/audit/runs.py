@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.server import serve as serve_coordinator
 
 from fedel.audit.audit import Sources
+from fedel.job import Protection
 from tests.federation.support import agents, create_run, job_of, watching
 
 NUM_CLIENTS, NUM_ROUNDS = 3, 6
@@ -34,6 +36,7 @@ def play(
     names: tuple[str, ...] = (RUN,),
     num_aggregators: int = 2,
     keep_updates: int = -1,
+    protection: Protection | None = None,
     **rounds: Any,
 ) -> Sources:
     """Play runs to their end, one after the other, on servers that are stopped then."""
@@ -57,7 +60,7 @@ def play(
             await stack.enter_async_context(agents(folder, address, range(NUM_CLIENTS), NUM_CLIENTS))
             for seed, name in enumerate(names):
                 job = job_of(strategy, NUM_CLIENTS, NUM_ROUNDS, seed=seed, evaluate_every=1, **rounds)
-                await create_run(address, name, job)
+                await create_run(address, name, replace(job, protection=protection or Protection()))
                 async with watching(address, name) as watch:
                     await watch.finished()
 

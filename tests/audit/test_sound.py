@@ -11,6 +11,7 @@ from fedel_aggregator.server import serve as serve_aggregator
 from fedel.audit.audit import Sources, audit
 from fedel.cli.main import main
 from fedel.errors import ServiceError
+from fedel.job import Protection
 from tests.audit.runs import NUM_CLIENTS, NUM_ROUNDS, RUN, play
 
 METHODS = [
@@ -30,6 +31,15 @@ def test_every_version_is_computed_again(tmp_path: Path, strategy: dict[str, obj
     assert () == found.findings
     assert (NUM_ROUNDS, NUM_ROUNDS) == (found.num_rounds, found.num_recomputed)
     assert 2 * NUM_ROUNDS * NUM_CLIENTS == found.num_updates
+
+
+def test_masked_updates(tmp_path: Path) -> None:
+    where = play(tmp_path, {"name": "fedavg"}, protection=Protection(secure=True))
+    found = audit(where)
+    assert ((), NUM_ROUNDS) == (found.findings, found.num_recomputed)
+    (kept,) = where.aggregators[0].rglob("updates/000002/unmask.pb")
+    kept.unlink()
+    assert any("the updates of round 2 cannot be folded" in finding.what for finding in audit(where).findings)
 
 
 def test_late_updates_are_legal(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Secure aggregation over gRPC: the bits of a plain run with the same updates, whoever is lost on the way."""
+"""Secure aggregation over gRPC: the bits of a plain run with the same updates, also if some are lost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from fedel_aggregator.config import AggregatorConfig
+from fedel_aggregator.server import serve as serve_aggregator
+from fedel_coordinator.config import CoordinatorConfig
+from fedel_coordinator.server import serve as serve_coordinator
 from fedel_edge import tasks
 from fedel_edge.agent import Agent
 from fedel_edge.exchange import Exchange
@@ -15,7 +19,16 @@ from fedel_edge.exchange import Exchange
 from fedel.job import Protection, RunConfig
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.processes import RUN
-from tests.federation.support import agents, create_run, job_of, model_of, servers, simulated, watching
+from tests.federation.support import (
+    PATIENCE_SECONDS,
+    agents,
+    create_run,
+    job_of,
+    model_of,
+    servers,
+    simulated,
+    watching,
+)
 from tests.simulation.history import History, Script
 from tests.strategies.fakes import same_bits
 
@@ -114,4 +127,45 @@ def test_one_lost(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) 
     clients, model, _ = asyncio.run(run(job(), tmp_path, leaving))
     assert 1 == leaving.times
     assert counted(expected) == clients
+    assert same_bits(expected.model, model)
+
+
+async def run_with_restart(
+    job: RunConfig, folder: Path, moment: asyncio.Event
+) -> tuple[list[list[str]], object]:
+    """The coordinator is stopped at the moment, and started again at its address."""
+    aggregator = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder / "aggregator")
+    async with AsyncExitStack() as stack:
+        held, _ = await stack.enter_async_context(serve_aggregator(aggregator))
+        config = CoordinatorConfig(
+            listen="127.0.0.1:0", aggregators=(held,), database_url=f"sqlite:///{folder / 'coordinator.db'}"
+        )
+        async with serve_coordinator(config) as (address, _):
+            await create_run(address, RUN, job)
+            await stack.enter_async_context(agents(folder, address, range(NUM_CLIENTS), NUM_CLIENTS))
+            await asyncio.wait_for(moment.wait(), PATIENCE_SECONDS)
+        await stack.enter_async_context(serve_coordinator(replace(config, listen=address)))
+        watch = await stack.enter_async_context(watching(address, RUN))
+        await watch.finished()
+        return watch.counted, await model_of(address, RUN, folder)
+
+
+@pytest.mark.parametrize("asked", [pb.SecureRoster, pb.SecureGroup, pb.SecureUnmask])
+def test_coordinator_restarted(tmp_path: Path, asked: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, hear = simulated(job(secure=False), NUM_CLIENTS), Exchange.hear
+    moment: list[asyncio.Event] = []
+
+    def hear_until(exchange, message):
+        if isinstance(message, asked) and message.round_num == 1 and not moment[0].is_set():
+            moment[0].set()
+            return None
+        return hear(exchange, message)
+
+    async def scenario():
+        moment.append(asyncio.Event())
+        return await run_with_restart(job(), tmp_path, moment[0])
+
+    monkeypatch.setattr(Exchange, "hear", hear_until)
+    clients, model = asyncio.run(scenario())
+    assert counted(expected)[-1:] == clients[-1:]
     assert same_bits(expected.model, model)

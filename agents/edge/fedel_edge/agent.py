@@ -51,7 +51,9 @@ class Agent:
         # With one busy thread, that thread's own time does not include waiting for a core that others use.
         one_thread = config.threads == 1 and config.device == "cpu"
         clock = time.thread_time if one_thread else time.perf_counter
-        self._runner = TaskRunner(self.worker, self._send, config.slowdown, clock, root)
+        self._runner = TaskRunner(
+            self.worker, self._send, config.slowdown, clock, root, lambda: self._dialer.credentials
+        )
         self._facts = device.facts(root)
         self.counts: Counter[str] = Counter()
         """Tasks that were ``done``, ``failed`` or ``given_up``, and ``evaluations``."""

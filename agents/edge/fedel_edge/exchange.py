@@ -13,13 +13,24 @@ from functools import partial
 from fedel.core.aggregation import MaskedMean
 from fedel.core.secure_sum import SecureClient, attempt_name, groups_of
 from fedel.errors import ConfigError, UpdateRefused
+from fedel.security import signed_keys
+from fedel.security.certificates import utc_now
+from fedel.security.folder import Credentials
 from fedel.strategies.secure_fold import check_room, words_of
 from fedel.types import Patch
 from fedel.v1 import aggregator_pb2
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1.coordinator_pb2 import SessionRequest
 from fedel.wire.payload import pack, unpack
-from fedel.wire.secure_codec import keys_from_pb, member_to_pb, names_of, shares_from_pb, shares_to_pb
+from fedel.wire.secure_codec import (
+    keys_from_pb,
+    member_to_pb,
+    names_of,
+    proof_from_pb,
+    shares_from_pb,
+    shares_to_pb,
+    signed_text,
+)
 from fedel_edge.joined_runs import JoinedRun
 from fedel_edge.run_folder import StoredUpdate
 from fedel_edge.worker import Worker
@@ -71,14 +82,31 @@ class Exchange:
             self._reveal = SessionRequest(reveal=answer)
         return self._reveal
 
-    async def masked(self, run: JoinedRun, update: StoredUpdate, worker: Worker, send: Send) -> StoredUpdate:
-        """Agree on masks with the other clients; the update as the aggregators may see it."""
+    async def masked(
+        self,
+        run: JoinedRun,
+        update: StoredUpdate,
+        worker: Worker,
+        send: Send,
+        credentials: Credentials | None = None,
+    ) -> StoredUpdate:
+        """Agree on masks with the other clients; the update as the aggregators may see it.
+
+        With ``credentials``, a client whose keys are not signed with its certificate is not believed.
+        """
         spec, name, round_num, attempt = run.trainer.spec, run.name, self._round_num, self.attempt
         tensors = [entry.name for entry in update.header.tensors]
         member = member_to_pb(self._client, self._side.keys, tensors, spec)
+        if credentials is not None:
+            proof = signed_keys.sign(credentials, signed_text(name, round_num, attempt, member))
+            member.certificate, member.signature = proof.certificate, proof.signature
         keys = pb.SecureKeys(run=name, round_num=round_num, attempt=attempt, member=member)
         self._say(send, SessionRequest(keys=keys))
         members = (await self._rosters.get()).members
+        if credentials is not None:
+            for each in members:
+                text = signed_text(name, round_num, attempt, each)
+                signed_keys.check(credentials, each.client, text, proof_from_pb(each), utc_now())
         named = {member.client: names_of(member.tensors, spec) for member in members}
         roster = {member.client: keys_from_pb(member) for member in members}
         shares = shares_to_pb(await worker.run(partial(self._side.share, roster)))

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from fedel.roles.edge import run_task
+from fedel.security.folder import Credentials
 from fedel.types import Tensors, Window
 from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
 from fedel.wire.codec import memory_from_pb, report_to_pb, task_from_pb, window_to_pb
@@ -73,6 +74,8 @@ class TaskRunner:
     """Measures how long the trainer is busy."""
     root: Path = Path("/")
     """Root of the file system that the device's sensors are read from."""
+    credentials: Callable[[], Credentials | None] = lambda: None
+    """This device's certificate, which signs keys of secure aggregation; none without mTLS."""
 
     async def train(self, task_run: TaskRun, task: task_pb2.Task) -> coordinator_pb2.TaskDone:
         """Carry out a task. An update that is stored from before a restart is only sent."""
@@ -83,7 +86,7 @@ class TaskRunner:
         )
         begin, exchange = time.monotonic(), task_run.exchange
         if exchange is not None:
-            update = await exchange.masked(run, update, self.worker, self.send)
+            update = await exchange.masked(run, update, self.worker, self.send, self.credentials())
         agreed = time.monotonic() - begin
         begin = self._enter(task_run, task, "upload")
         bytes_up, waited = await upload(run, update)

@@ -33,6 +33,7 @@ from fedel.wire.secure_codec import (
     keys_from_pb,
     member_to_pb,
     names_of,
+    proof_from_pb,
     reveal_from_pb,
     shares_from_pb,
     shares_to_pb,
@@ -88,7 +89,8 @@ def _secure_event(client: str, message: Secure, spec: ModelSpec) -> ev.Event:
     about = client, message.round_num, message.attempt
     match message:
         case pb.SecureKeys(member=member):
-            return ev.Keyed(*about, keys_from_pb(member), names_of(member.tensors, spec))
+            named = names_of(member.tensors, spec)
+            return ev.Keyed(*about, keys_from_pb(member), named, proof_from_pb(member))
         case pb.SecureShares():
             return ev.Shared(*about, shares_from_pb(message.shares))
         case pb.SecureReveal():
@@ -107,7 +109,9 @@ def objection_to(client: str, device: Device, message: Message, spec: ModelSpec)
                 message.phase, window_from_pb(state), state.resets, state.rounds_held, spec
             )
         case pb.SecureKeys(member=member):
-            return objection_to_keys(client, member.client, keys_from_pb(member), member.tensors, spec)
+            return objection_to_keys(
+                client, member.client, keys_from_pb(member), member.tensors, proof_from_pb(member), spec
+            )
         case pb.SecureShares():
             return objection_to_shares([share.data for share in message.shares], SEALED_BYTES)
         case pb.SecureReveal():
@@ -136,7 +140,10 @@ def secure_message(
     round_num, attempt = effect.round_num, effect.attempt
     match effect:
         case ev.SendRoster():
-            members = [member_to_pb(name, keys, effect.named[name], spec) for name, keys in effect.keys.items()]
+            members = [
+                member_to_pb(name, keys, effect.named[name], spec, effect.proofs[name])
+                for name, keys in effect.keys.items()
+            ]
             roster = pb.SecureRoster(run=run, round_num=round_num, attempt=attempt, members=members)
             return pb.SessionResponse(roster=roster)
         case ev.SendGroup():
