@@ -129,7 +129,7 @@ class Drill:
         await self._until(settled)
 
     async def behave(self, number: int) -> None:
-        """The agent joins a run that is offered anew, and does a task of it."""
+        """The agent joins a run that is offered again, and does a task of it."""
         for join in self.coordinator.all("join"):
             if join.run != RUN:
                 self.coordinator.push(ended=coord.RunEnded(run=join.run, phase=coord.RUN_PHASE_STOPPED))
