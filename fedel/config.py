@@ -20,6 +20,8 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 T = TypeVar("T")
+MAX_BITS = 64
+"""Of an integer: TOML promises no more."""
 MAX_LISTED = 20
 """Words that a hint lists; a model has hundreds of tensors."""
 
@@ -45,7 +47,7 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file; see configs/ for examples") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         override_key(table, override)
@@ -64,7 +66,7 @@ def override_key(table: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set {override}: write it as section.key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         value = text
     *sections, key = path.strip().split(".")
     for section in sections:
@@ -133,7 +135,7 @@ def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     fedel.errors.ConfigError: job.toml [work]: unknown key 'momentun'; did you mean 'momentum'?
     """
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{where}: expected a table of keys, not {table!r}")
+        raise ConfigError(f"{where}: expected a table of keys, not {_shown(table)}")
     hints = typing.get_type_hints(cls)
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     values = {}
@@ -150,11 +152,18 @@ def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number that is too long to show"
+
+
 def _float(value: int, where: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(f"{where}: a number of {len(str(abs(value)))} digits is too large") from None
+        raise ConfigError(f"{where}: a number of {value.bit_length()} bits is too large") from None
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -171,10 +180,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return {str(k): _convert(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return _float(value, where)
+    if hint is int and type(value) is int and value.bit_length() > MAX_BITS:
+        raise ConfigError(f"{where}: a number of {value.bit_length()} bits is too large")
     if hint is Any or (isinstance(hint, type) and type(value) is hint):
         return value
     if isinstance(hint, type) and issubclass(hint, Path) and isinstance(value, str):
         return Path(value)
     raise ConfigError(
-        f"{where} = {value!r}: expected {getattr(hint, '__name__', hint)}, not {type(value).__name__}"
+        f"{where} = {_shown(value)}: expected {getattr(hint, '__name__', hint)}, not {type(value).__name__}"
     )

@@ -80,3 +80,14 @@ def test_what_is_written_is_read_back(tmp_path, table):
 def test_what_has_no_value_is_left_out(tmp_path):
     (tmp_path / "t.toml").write_text(config.write({"a": None, "b": {"c": None, "d": 1}}))
     assert {"b": {"d": 1}} == config.read(tmp_path / "t.toml")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000])
+def test_a_number_of_thousands_of_digits_is_named(tmp_path: Path, number: str) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f"lr = {number}\nnum_steps = {number}\noptimiser = {number}\n")
+    with pytest.raises(ConfigError):
+        config.parse(LocalWork, config.read(file), str(file))
+    file.write_text(f"optimiser = {number}\n")
+    with pytest.raises(ConfigError):
+        config.parse(LocalWork, config.read(file), str(file))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedel_edge.checked_files import write_record
+from fedel_edge.checked_files import write, write_record
 from fedel_edge.memory import DiskMemories
 from fedel_edge.run_folder import ModelCopy, Outbox, RunFolder
 
@@ -70,6 +70,15 @@ def test_memory_of_another_version_counts_as_none(tmp_path: Path) -> None:
     write_record(tmp_path / "memory-2", {"window": [1]}, {})
     assert DiskMemories(tmp_path).load(2) is None
     assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "head", [b"[" * 100_000, b"{}", b'{"tensors": [["a", "f9", [1]]], "record": {}}', b"7"]
+)
+def test_a_head_of_another_version_counts_as_none(tmp_path: Path, head: bytes) -> None:
+    write(tmp_path / "model", head, [bytes(8)])
+    assert (-1, {}) == ModelCopy(tmp_path / "model").load(SPEC)
+    assert not (tmp_path / "model").exists()
 
 
 def test_model_round_trip(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.fuzz import campaign
+from tests.fuzz.hostile_servers import HOSTILE_SERVERS
 from tests.fuzz.rpc import RPCS
 from tests.fuzz.targets import CODEC, TARGETS
 
@@ -25,13 +26,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("fuzz.json"), help="write the table here too")
     options = parser.parse_args()
-    names = options.targets.split(",") if options.targets else [*TARGETS, *RPCS, ATHERIS]
+    names = options.targets.split(",") if options.targets else [*TARGETS, *RPCS, *HOSTILE_SERVERS, ATHERIS]
     codec = (options.codec_cases or 100 * options.cases) // len(CODEC)
     results = []
     for name in names:
         if name == ATHERIS:
             result = campaign.run_atheris(10 * options.cases, options.seed)
-        elif name in RPCS:
+        elif name in RPCS or name in HOSTILE_SERVERS:
             result = campaign.run_rpc(name, options.cases, options.seed)
         else:
             result = campaign.run_target(name, codec if name in CODEC else options.cases, options.seed)

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.fuzz.batch import Finding, Summary
+from tests.fuzz.rpc import RPCS
 from tests.fuzz.target import CORPUS, memory_disk
 
 MOST_PER_PROCESS = 20_000
@@ -60,9 +61,10 @@ def run_target(name: str, cases: int, seed: int) -> Result:
 
 
 def run_rpc(name: str, cases: int, seed: int) -> Result:
-    """Real servers and their callers, in one process of their own."""
+    """Real servers and hostile callers, or a real agent and hostile servers."""
     result = Result(Summary(name))
-    for record in _spoken([sys.executable, "-m", "tests.fuzz.rpc", name, str(seed), str(cases)], cases, [name]):
+    module = "tests.fuzz.rpc" if name in RPCS else "tests.fuzz.hostile_servers"
+    for record in _spoken([sys.executable, "-m", module, name, str(seed), str(cases)], cases, [name]):
         if isinstance(record, Finding):
             result.findings.append(record)
         else:
@@ -108,7 +110,7 @@ def _records(
 
 
 def _spoken(command: Sequence[str], cases: int, names: Sequence[str]) -> Iterator[Finding | Summary]:
-    patience = SILENT_SECONDS + cases * 0.1
+    patience = SILENT_SECONDS + cases * 1.0
     # A process that dies leaves its files: they go with this folder.
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory_disk()) as folder:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder}

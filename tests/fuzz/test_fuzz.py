@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from tests.fuzz import campaign, frames
+from tests.fuzz.hostile_servers import HOSTILE_SERVERS
 from tests.fuzz.mutate import json_case, message_case, toml_case
 from tests.fuzz.rpc import METHODS, RPCS, valid
 from tests.fuzz.target import CORPUS, Target
@@ -58,8 +59,14 @@ def test_servers_survive_hostile_calls(name: str) -> None:
     assert (60, []) == (result.summary.cases, result.findings)
 
 
+@pytest.mark.parametrize("name", HOSTILE_SERVERS)
+def test_agents_survive_hostile_servers(name: str) -> None:
+    result = campaign.run_rpc(name, cases=20, seed=1)
+    assert (20, []) == (result.summary.cases, result.findings)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RPCS)
+@pytest.mark.parametrize("name", [*RPCS, *HOSTILE_SERVERS])
 def test_servers_survive_many_hostile_calls(name: str) -> None:
     result = campaign.run_rpc(name, cases=1_000, seed=2)
     assert (1_000, []) == (result.summary.cases, result.findings)

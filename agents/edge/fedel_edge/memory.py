@@ -32,7 +32,7 @@ class DiskMemories:
                 rounds_held=int(record["rounds_held"]),
                 tensors=tensors,
             )
-        except (ValueError, KeyError, TypeError) as error:  # of another version of FedEL
+        except (ValueError, KeyError, TypeError, OverflowError) as error:  # of another version of FedEL
             drop(path, error)
             return None
         self._loaded = round_num

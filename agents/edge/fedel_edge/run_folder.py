@@ -62,10 +62,11 @@ class ModelCopy:
         if found is None:
             return -1, {}
         record, tensors = found
-        if {name: values.shape for name, values in tensors.items()} != {t.name: t.shape for t in spec.tensors}:
+        version, shapes = record.get("version"), {name: values.shape for name, values in tensors.items()}
+        if not isinstance(version, int) or shapes != {t.name: t.shape for t in spec.tensors}:
             checked_files.drop(self._path, ValueError("it is of another model"))
             return -1, {}
-        return int(record["version"]), tensors
+        return version, tensors
 
     def save(self, version: int, tensors: Tensors) -> None:
         write_record(self._path, {"version": version}, tensors)

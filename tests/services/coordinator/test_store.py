@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from fedel_coordinator.migrations import STEPS, migrate
+from fedel_coordinator.persistence import spec_from_json
 from fedel_coordinator.sql import SqlStore, metadata
 from fedel_coordinator.store import ClientRow, ReportRow, RoundRow, RunRow, Store, StoreUnavailable
 
 from fedel.chaos.postgres import fresh_database
-from fedel.errors import ServiceError
+from fedel.errors import ConfigError, ServiceError
 from fedel.roles.run_state import CLOSED, COMMITTED, OPEN, SEALED
 
 RUN = RunRow("a", '{"x": "ä"}', "{}", 2, "waiting", 10.5)
@@ -245,3 +247,30 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes | None) -> None:
         SqlStore(f"sqlite:///{file}").runs()
     assert str(file) in str(caught.value)
     assert "backup" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE runs SET num_shards = 'many'",
+        "UPDATE runs SET name = x'ff'",
+        "UPDATE schema_version SET version = 'x'",
+    ],
+)
+def test_values_of_another_type_are_named(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "coordinator.db"
+    store = SqlStore(f"sqlite:///{file}")
+    store.create_run(RUN)
+    store.close()
+    with sqlite3.connect(file) as connection:
+        connection.execute(damage)
+    with pytest.raises(ServiceError, match="is damaged") as caught:
+        SqlStore(f"sqlite:///{file}").runs()
+    assert str(file) in str(caught.value)
+    assert "backup" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"tensors": 1}', "[" * 100_000])
+def test_a_model_that_cannot_be_read_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="model of a run"):
+        spec_from_json(text)
