@@ -199,5 +199,5 @@ async def test_a_run_that_cannot_go_on_does_not_block_the_others(tmp_path: Path)
         assert 1 == len(await federation.finished("two"))
         runs = (await federation.stub.ListRuns(pb.ListRunsRequest())).runs
         broken = next(status for status in runs if status.run == "one")
-        assert pb.RUN_PHASE_FAILED == broken.phase
+        assert pb.RUN_PHASE_PAUSED == broken.phase
         assert "strategy 'fedzz' is unknown" in broken.message
