@@ -60,12 +60,12 @@ class Exchange:
 
     def hear(self, message: pb.SecureRoster | pb.SecureGroup | pb.SecureUnmask) -> SessionRequest | None:
         """A message of the coordinator about this attempt, and the answer if there is one at once."""
-        if isinstance(message, pb.SecureRoster):
-            self._rosters.put_nowait(message)
-        elif isinstance(message, pb.SecureGroup):
-            self._groups.put_nowait(message)
-        else:
+        if isinstance(message, pb.SecureUnmask):
             return self._revealed(message)
+        if isinstance(message, pb.SecureRoster) and self._rosters.empty():
+            self._rosters.put_nowait(message)
+        elif isinstance(message, pb.SecureGroup) and self._groups.empty():
+            self._groups.put_nowait(message)
         return None
 
     def _revealed(self, message: pb.SecureUnmask) -> SessionRequest:

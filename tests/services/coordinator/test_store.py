@@ -178,7 +178,7 @@ def test_a_newer_schema_is_refused(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE schema_version SET version = 99"))
     engine.dispose()
-    with pytest.raises(ServiceError, match=r"version 99, this coordinator knows 2.*database_url"):
+    with pytest.raises(ServiceError, match=r"version 99, this coordinator knows 3.*database_url"):
         SqlStore(url)
 
 
