@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SIZE = "96m"
 _PIECE = b"\0" * (1 << 20)
 
 
@@ -19,10 +18,10 @@ def can_mount() -> bool:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
+def small_disk(folder: Path, megabytes: int = 96) -> Iterator[bool]:
     """A file system of limited size in memory, at ``folder``; false if it could not be mounted."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "fedel-chaos", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "fedel-chaos", str(folder)]
     mounted = can_mount() and subprocess.run(command, capture_output=True, check=False).returncode == 0
     try:
         yield mounted

@@ -36,6 +36,7 @@ class Layout:
     keep_updates: int = -1
     small_disks: bool = True
     """Servers get disks that can be full, where that is possible."""
+    disk_megabytes: int = 96
 
     @property
     def agents(self) -> list[str]:
@@ -136,9 +137,10 @@ async def federation(
 
 def _prepare_storage(made: Federation, stack: AsyncExitStack) -> None:
     for name in made.layout.servers:
-        made.place(name).mkdir(parents=True)
-        if made.layout.small_disks and stack.enter_context(small_disk(made.place(name))):
-            made.disks[name] = made.place(name)
+        place = made.place(name)
+        place.mkdir(parents=True)
+        if made.layout.small_disks and stack.enter_context(small_disk(place, made.layout.disk_megabytes)):
+            made.disks[name] = place
     made.database_url = f"sqlite:///{made.place(COORDINATOR) / 'coordinator.db'}"
     if made.database is not None:
         made.database_url = fresh_database(made.database.url)

@@ -46,7 +46,8 @@ class Soak:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.num_agents, self.num_aggregators, self.database, keep_updates=30)
+        # A round of 50 agents adds 0.1 MB to the database; a round a second would fill 360 MB in an hour.
+        return Layout(self.num_agents, self.num_aggregators, self.database, keep_updates=30, disk_megabytes=512)
 
     def __str__(self) -> str:
         return (

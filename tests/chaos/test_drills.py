@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -117,10 +118,11 @@ def test_database_runs_again_when_a_drill_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_full(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as mounted:
+    with small_disk(tmp_path / "disk", megabytes=4) as mounted:
         if not mounted:
             assert not can_mount()
             return
+        assert 4 << 20 == shutil.disk_usage(tmp_path / "disk").total
         fill(tmp_path / "disk")
         with pytest.raises(OSError, match="No space left"):
             (tmp_path / "disk" / "more").write_bytes(b"x" * 10_000)

@@ -43,6 +43,11 @@ def test_few_samples_say_nothing() -> None:
     assert "too few samples" in line
 
 
+def test_disks_have_room_for_an_hour() -> None:
+    soak = Soak(seed=1, minutes=60, num_agents=50, num_aggregators=1, database="sqlite", fault_every=20)
+    assert soak.layout.disk_megabytes > 0.1 * 3600
+
+
 @pytest.mark.slow
 def test_short_soak(tmp_path: Path) -> None:
     said: list[str] = []
