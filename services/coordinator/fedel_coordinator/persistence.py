@@ -133,7 +133,7 @@ def _open_round(store: Store, run: RunRow, row: RoundRow, handover: Handover) ->
     if row.status not in (OPEN, SEALED, COMMITTED) or not plan.tasks:
         raise ConfigError(
             f"round {row.round_num} of run '{run.name}' is damaged in the database: its status is"
-            f" '{row.status}', and it has {len(plan.tasks)} tasks"
+            f" {row.status!r}, and it has {len(plan.tasks)} tasks"
         )
     results = _results(store, run, row.round_num)
     planned = {task.client for task in plan.tasks}
