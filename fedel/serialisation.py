@@ -50,8 +50,8 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError(too_deep) from None
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [inner for outer in level for inner in _items(outer)]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _items(outer) if isinstance(inner, dict | list)]
         if not level:
             return value
     raise ValueError(too_deep)

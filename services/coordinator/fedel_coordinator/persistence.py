@@ -11,7 +11,17 @@ from fedel.errors import ConfigError
 from fedel.records import DeviceUsage, RoundRecord
 from fedel.roles.events import Persist
 from fedel.roles.planner import Handover
-from fedel.roles.run_state import CLOSED, OPEN, Member, OpenRound, PreviousRound, RunState, TaskResult
+from fedel.roles.run_state import (
+    CLOSED,
+    COMMITTED,
+    OPEN,
+    SEALED,
+    Member,
+    OpenRound,
+    PreviousRound,
+    RunState,
+    TaskResult,
+)
 from fedel.roles.secure_round import SecureRound
 from fedel.serialisation import from_json, parse_json, to_json
 from fedel.types import ModelSpec, Plan, Report, TimingProfile
@@ -125,6 +135,11 @@ def _record(row: RoundRow | None) -> RoundRecord | None:
 
 def _open_round(store: Store, run: RunRow, row: RoundRow, handover: Handover) -> OpenRound:
     plan = plan_from_json(row.plan_json, handover.global_importance)
+    if row.status not in (OPEN, SEALED, COMMITTED) or not plan.tasks:
+        raise ConfigError(
+            f"round {row.round_num} of run '{run.name}' is damaged in the database: its status is"
+            f" {row.status!r}, and it has {len(plan.tasks)} tasks"
+        )
     results = _results(store, run, row.round_num)
     planned = {task.client for task in plan.tasks}
     return OpenRound(

@@ -270,7 +270,7 @@ def test_values_of_another_type_are_named(tmp_path: Path, damage: str) -> None:
     assert "backup" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"tensors": 1}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["{", '{"tensors": 1}', "[" * 100_000])
 def test_a_model_that_cannot_be_read_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="model of a run"):
         spec_from_json(text)
