@@ -46,7 +46,7 @@ class Soak:
 
     @property
     def layout(self) -> Layout:
-        # A round of 50 agents adds 0.1 MB to the database; a round a second would fill 360 MB in an hour.
+        # A round of 50 agents adds 0.1 MB to the database: 360 MB in an hour if each takes a second.
         return Layout(self.num_agents, self.num_aggregators, self.database, keep_updates=30, disk_megabytes=512)
 
     def __str__(self) -> str:
