@@ -145,6 +145,7 @@ def run_machine(examples: int, steps: int, derandomize: bool) -> None:
     )
 
 
+@pytest.mark.slow  # on a busy machine it has not come to its end within a minute; the cause is not known yet
 def test_a_few_histories() -> None:
     run_machine(4, 12, derandomize=True)
 

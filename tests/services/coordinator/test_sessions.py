@@ -157,10 +157,11 @@ async def test_a_broken_stream_is_not_a_goodbye(tmp_path: Path) -> None:
 MANY_AGENTS = """
 import asyncio, sys
 from types import SimpleNamespace
+from fedel.wire.channel import connect
 from tests.services.coordinator.support import ScriptedAgent, trainers
 
 async def main():
-    there = SimpleNamespace(address=sys.argv[1])
+    there = SimpleNamespace(address=sys.argv[1], connect=lambda address, *_: connect(address))
     agents = [ScriptedAgent(there, f"client-{i:02d}", trainers()["client-0"]).start() for i in range(25)]
     await asyncio.Event().wait()
 
