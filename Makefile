@@ -59,6 +59,8 @@ bench: setup  ## measure on this machine what the docs claim about speed and mem
 	$(BIN)/python -m benchmarks.selection
 	$(BIN)/python -m benchmarks.elastic_step accuracy --model vgg16 --width 0.25
 	$(BIN)/python -m benchmarks.elastic_step saving --model resnet50
+	$(BIN)/python -m benchmarks.prefix_cache
+	$(BIN)/python -m benchmarks.memory_limit
 	$(BIN)/python -m benchmarks.aggregator_load
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.simulation_overhead

@@ -2,11 +2,13 @@
 
     python benchmarks/elastic_step.py accuracy --model vgg16 --width 0.25
     python benchmarks/elastic_step.py saving --model resnet50
+    python benchmarks/elastic_step.py bytes --model resnet50 --width 0.5 --batch-size 64
 
 ``accuracy`` trains random tensors of random windows between the rounds of the profiler, so that both see the
 same machine. ``saving`` trains whole windows: in turns to measure the time, and each in a new process to
 measure the memory. In that process freed memory goes back to the system at once, so the peak is what was in
-use.
+use. ``bytes`` compares the memory that a profile predicts for random windows with what torch's allocator gave
+out.
 """
 
 from __future__ import annotations
@@ -16,23 +18,26 @@ import os
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedel.core.memory_budget import VALUE_BYTES, probe_bytes, step_bytes
 from fedel.core.timing import step_cost
 from fedel.data.dataset import Dataset, Split
 from fedel.data.transforms import Images
 from fedel.models.blocks import BlockModel
 from fedel.models.registry import build
+from fedel.training import memory_use
 from fedel.training.profiler import profile
 from fedel.training.trainer import TorchTrainer
-from fedel.types import LocalWork, TimingProfile, TrainSpec
+from fedel.types import LocalWork, TimingProfile, TrainSpec, Window
 
-_CHANNELS = {"vgg16": 3, "resnet50": 1}
-_NOTHING = TimingProfile("", "", 0, (), ())
-_GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+CHANNELS = {"vgg16": 3, "resnet50": 1}
+NOTHING = TimingProfile("", "", 0, (), ())
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Makes glibc return freed memory at once."""
 
 
@@ -47,8 +52,8 @@ def set_up(args: argparse.Namespace) -> tuple[BlockModel, TorchTrainer, LocalWor
     torch.manual_seed(0)
     model = build(args.model, width=args.width)
     work = LocalWork(num_steps=args.steps, batch_size=args.batch_size, lr=1e-4)
-    data = noise(model, _CHANNELS[args.model], 4 * args.batch_size)
-    return model, TorchTrainer(model, data, np.arange(len(data.train)), _NOTHING), work
+    data = noise(model, CHANNELS[args.model], 4 * args.batch_size)
+    return model, TorchTrainer(model, data, np.arange(len(data.train)), NOTHING), work
 
 
 def random_jobs(model: BlockModel, work: LocalWork, number: int) -> list[TrainSpec]:
@@ -93,6 +98,25 @@ def accuracy(args: argparse.Namespace) -> None:
     print(f"calibration {found.calibration:.3f}, {args.rounds} rounds.")
 
 
+def predicted_bytes(args: argparse.Namespace) -> None:
+    """Predicted and measured bytes of training and of the importance probe, without the model."""
+    model, trainer, work = set_up(args)
+    start, device = model.tensors(), torch.device("cpu")
+    x, y = map(torch.from_numpy, trainer.data.train_batch(np.arange(args.batch_size)))
+    use = memory_use.measure(model, x, y, work, device)
+    fixed = use.base_bytes + sum(t.size for t in model.spec.tensors) * VALUE_BYTES
+    found: dict[str, list[float]] = {"training": [], "probe": []}
+    for job in random_jobs(model, work, args.windows):
+        window = Window(job.end, job.exits[0])
+        _, trained = memory_use.peak_of(partial(trainer.train, start, job), device)
+        _, probed = memory_use.peak_of(partial(trainer.probe, start, window, work, 0), device)
+        found["training"].append((step_bytes(model.spec, use, job.selected, window) - fixed) / trained)
+        found["probe"].append((probe_bytes(model.spec, use, window) - fixed) / probed)
+    print("| predicted over measured | least | median | most |\n|---|---|---|---|")
+    for name, shares in found.items():
+        print(f"| {name} | {min(shares):.2f} | {statistics.median(shares):.2f} | {max(shares):.2f} |")
+
+
 def windows_of(model: BlockModel) -> dict[str, tuple[int, int]]:
     """The whole model, and its first, middle and last third of blocks."""
     last = model.spec.num_blocks
@@ -131,7 +155,7 @@ def saving(args: argparse.Namespace) -> None:
 
 def peak_of_window(end: int, front: int) -> int:
     command = [sys.executable, __file__, "memory", *sys.argv[2:], "--blocks", f"{end}-{front}"]
-    environment = {**os.environ, **_GIVE_BACK}
+    environment = {**os.environ, **GIVE_BACK}
     return int(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
 
 
@@ -155,8 +179,8 @@ def warm_up() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("accuracy", "saving", "memory"))
-    parser.add_argument("--model", default="vgg16", choices=sorted(_CHANNELS))
+    parser.add_argument("what", choices=("accuracy", "saving", "bytes", "memory"))
+    parser.add_argument("--model", default="vgg16", choices=sorted(CHANNELS))
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=3)
@@ -165,7 +189,8 @@ def main() -> None:
     parser.add_argument("--blocks", default="1-1", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"accuracy": accuracy, "saving": saving, "memory": memory}[args.what](args)
+    commands = {"accuracy": accuracy, "saving": saving, "bytes": predicted_bytes, "memory": memory}
+    commands[args.what](args)
 
 
 if __name__ == "__main__":

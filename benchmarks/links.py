@@ -98,7 +98,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     shape = Shape(options.mbit, options.delay_ms / 1e3, options.loss)
     certificates = Certificates(folder / "certs")
     with ExitStack() as stack:
-        coordinator, http = await _servers(folder, certificates, stack)
+        coordinator, http = await start_servers(folder, certificates, stack)
         links = {}
         for index, name in enumerate(names(options.agents)):
             links[name] = Link(
@@ -173,7 +173,7 @@ def _job(options: argparse.Namespace) -> Any:
     )
 
 
-async def _servers(folder: Path, certificates: Certificates, stack: ExitStack) -> tuple[str, str]:
+async def start_servers(folder: Path, certificates: Certificates, stack: ExitStack) -> tuple[str, str]:
     """Addresses of the coordinator, and of the aggregator's metrics."""
 
     async def started(name: str, **settings: Any) -> str:

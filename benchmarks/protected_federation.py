@@ -72,7 +72,7 @@ def run(strategy: str, option: str, num_rounds: int, seed: int) -> dict[str, Any
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SystemExit(done.stderr)
+            raise SystemExit(f"{strategy}, {option}, seed {seed}: exit code {done.returncode}\n{done.stderr}")
         result = json.loads(done.stdout)
         lines = (Path(folder) / "bench" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
         seconds = np.median([json.loads(line)["latency_seconds"] for line in lines])

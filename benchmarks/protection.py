@@ -77,10 +77,10 @@ def play(folder: Path, protection: dict[str, Any], num_rounds: int, seed: int, w
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="*", default=list(OPTIONS))
     arguments = parser.parse_args()
-    _say("option", "accuracy", "with a liar", "epsilon", "MB up", "CPU seconds")
+    _say("option", "accuracy by seed", "with a liar, by seed", "epsilon", "MB up", "CPU seconds")
     _say(*["---"] * 6)
     for name in arguments.only:
         begin = time.process_time()
@@ -104,7 +104,7 @@ def _play(name: str, num_rounds: int, seed: int, with_liar: bool) -> RunResult:
 
 
 def _accuracy(results: list[RunResult]) -> str:
-    return f"{np.mean([100 * (result.accuracy or 0.0) for result in results]):.1f} %"
+    return ", ".join(f"{100 * (result.accuracy or 0.0):.1f} %" for result in results)
 
 
 def _say(*cells: str) -> None:

@@ -72,12 +72,24 @@ class Way:
 class Link:
     """A link between this namespace, with the address ``near``, and another one."""
 
-    def __init__(self, name: str, namespace: str, near: str, far: str, shape: Shape, seed: int) -> None:
-        """``near`` and ``far`` are addresses; all traffic of ``namespace`` goes over this link."""
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        near: str,
+        far: str,
+        shape: Shape,
+        seed: int,
+        down: Shape | None = None,
+    ) -> None:
+        """``near`` and ``far`` are addresses; all traffic of ``namespace`` goes over this link.
+
+        ``shape`` is that of both ways, unless ``down``, from here to ``namespace``, has its own.
+        """
         here, there = _open(f"{name}-h"), _open(f"{name}-t")
         self._ends = (here, there)
         self.up = Way(shape, here, 2 * seed)
-        self.down = Way(shape, there, 2 * seed + 1)
+        self.down = Way(down or shape, there, 2 * seed + 1)
         ip("link", "set", f"{name}-t", "netns", namespace)
         ip("addr", "add", near, "peer", far, "dev", f"{name}-h")
         ip("link", "set", f"{name}-h", "up", "mtu", str(_MTU))

@@ -7,7 +7,7 @@ import numpy as np
 import own  # own.py in this folder
 import torch
 
-from fedel.core.timing import budget
+from fedel.core.timing import budget, full_steps
 from fedel.data import from_arrays
 from fedel.models import as_block_model
 from fedel.strategies import FedEL
@@ -34,7 +34,7 @@ def main() -> None:
     strategy, weights = FedEL(budget_scope="train"), model.tensors()
     memories = dict.fromkeys(trainers, Memory())
     views = [ClientView(name, t.num_samples, t.profile) for name, t in trainers.items()]
-    t_th = budget([t.profile for t in trainers.values()])
+    t_th = budget(full_steps([t.profile for t in trainers.values()]))
     print(f"{model.spec.num_blocks} blocks, T_th {1000 * t_th:.2f} ms per step")
     for round_num in range(8):
         plan = strategy.plan(RoundContext(round_num, 0, model.spec, views, 0, t_th, work))

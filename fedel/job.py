@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedel import config
-from fedel.types import LocalWork
+from fedel.types import PACES, LocalWork, UploadSettings
 
 LATE_POLICIES = ("refuse", "next")
 FOLDS = ("mean", "trimmed_mean", "median")
@@ -23,6 +23,14 @@ class Budget:
     three or more devices, one that is ten times faster than the median is not taken for the fastest."""
     value: float = 0.0
     """The percentile, share or seconds, if the policy needs one."""
+    pace: str = ""
+    """How clients keep T_th: with ``clock`` a training ends when T_th is over, and measured seconds correct the
+    next rounds; with ``plan`` it makes exactly the steps that its timing profile says fit, so that a run can be
+    repeated bit for bit. Empty: ``clock`` on devices, ``plan`` in a simulation."""
+
+    def __post_init__(self) -> None:
+        if self.pace not in ("", *PACES):
+            raise ValueError(f"pace = {self.pace!r} is not one of: {', '.join(PACES)}")
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,8 @@ class Rounds:
     """How rounds run."""
 
     num_rounds: int = 20
+    max_seconds: float = 0.0
+    """The run also ends with the round after which its rounds took this long in all; 0: no limit."""
     num_participants: int = 0
     """Clients per round; 0 means all connected clients."""
     over_select: float = 1.0
@@ -60,6 +70,8 @@ class Rounds:
     def __post_init__(self) -> None:
         if self.late not in LATE_POLICIES:
             raise ValueError(f"late = {self.late!r} is not one of: {', '.join(LATE_POLICIES)}")
+        if self.max_seconds < 0:
+            raise ValueError(f"max_seconds = {self.max_seconds:g}: seconds are not negative, 0 sets no limit")
         if min(self.num_rounds, self.over_select, self.max_samples, self.max_repeats) < 1:
             raise ValueError("num_rounds, over_select, max_samples and max_repeats must be at least 1")
         if self.deadline_factor <= 0 or self.max_deadline_seconds <= 0:
@@ -131,6 +143,7 @@ class RunConfig:
     rounds: Rounds = field(default_factory=Rounds)
     budget: Budget = field(default_factory=Budget)
     work: LocalWork = field(default_factory=LocalWork)
+    upload: UploadSettings = field(default_factory=UploadSettings)
     protection: Protection = field(default_factory=Protection)
     trainer: str = "fedel.training.factory:make_trainer"
     """The function that builds the trainer on a device: ``package.module:function``."""
@@ -138,6 +151,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.protection.secure and self.rounds.late != "refuse":
             raise ValueError("protection.secure needs rounds.late = 'refuse': a mask is good for one round")
+        if self.protection.secure and self.upload.compression != "none":
+            raise ValueError(
+                "protection.secure needs upload.compression = 'none': the sum of masked updates is known, and"
+                " compressed changes, each with places or a scale of its own, have no such sum"
+            )
 
     @staticmethod
     def parse(table: Mapping[str, Any], where: str = "job") -> RunConfig:

@@ -14,6 +14,9 @@ import numpy as np
 from fedel import __version__
 from fedel.serialisation import from_json, to_json
 
+DEVICE_PHASES = ("download", "probe", "train", "wait", "upload")
+"""What a client does for a round, in the order of time."""
+
 
 @dataclass(frozen=True)
 class DeviceUsage:
@@ -38,13 +41,13 @@ class ClientRecord:
     num_samples: int
     loss: float | None
     budget_seconds: float
-    """T_th times the steps."""
+    """T_th of the round: that of a step times the steps of the plan."""
     predicted_seconds: float
     predicted_forward_seconds: float
     predicted_backward_seconds: float
     train_seconds: float
     deviation: float | None
-    """Training time over T_th, minus one; ``None`` where no time was measured."""
+    """Time that counts over T_th, minus one; ``None`` where no time was measured."""
     predicted_deviation: float | None
     over_budget: bool
     peak_memory_bytes: int
@@ -52,12 +55,19 @@ class ClientRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of download, train, upload and wait on a real clock."""
+    """Seconds of download, probe, train, wait (for a permit to send) and upload on a real clock."""
     device: DeviceUsage = field(default_factory=DeviceUsage)
     clock_seconds: Mapping[str, float] = field(default_factory=dict)
     """Simulated training seconds, by budget scope."""
     network_seconds: float = 0.0
     """Simulated seconds of download and upload."""
+    slowness: float = 1.0
+    """How many times slower than its timing profile it was taken to be, from the rounds before."""
+
+    @property
+    def counted_seconds(self) -> float:
+        """Seconds that count against T_th."""
+        return self.train_seconds if self.deviation is None else self.budget_seconds * (1 + self.deviation)
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,17 @@ class RoundRecord:
 
     def client(self, name: str) -> ClientRecord | None:
         return next((entry for entry in self.clients if entry.client == name), None)
+
+    def seconds_of(self, entry: ClientRecord) -> dict[str, float]:
+        """Where the seconds of the round went for one of its clients, by phase, in the order of time.
+
+        They add up to ``latency_seconds``. Beside the client's own phases there are ``idle``, while it did
+        nothing for the round, and ``commit``, from the last update to the new model.
+        """
+        own = dict(entry.phases) or {"train": entry.train_seconds}
+        after = max(0.0, self.latency_seconds - (self.collect_seconds or self.latency_seconds))
+        idle = max(0.0, self.latency_seconds - after - sum(own.values()))
+        return {name: own.get(name, 0.0) for name in DEVICE_PHASES} | {"idle": idle, "commit": after}
 
     def deviations(self) -> list[float]:
         return [entry.deviation for entry in self.clients if entry.deviation is not None]

@@ -30,9 +30,9 @@ ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token
 """Why a call is refused: no identity, an expired or revoked certificate, a missing right, a wrong name, a token
 or secret that is not right, a certificate that is not due for renewal, too many calls."""
 REFUSALS = (
-    *("checksum", "conflict", "digest", "disk", "dtype", "duplicate", "early", "empty", "ended", "full"),
-    *("header", "idle", "late", "masked", "missing", "not_finite", "not_open", "range", "report", "sealed"),
-    *("secure", "shape", "size", "slow", "starting", "steps", "superseded", "unknown_run"),
+    *("checksum", "compressed", "conflict", "digest", "disk", "dtype", "duplicate", "early", "empty", "ended"),
+    *("full", "header", "idle", "late", "masked", "missing", "not_finite", "not_open", "range", "report"),
+    *("sealed", "secure", "shape", "size", "slow", "starting", "steps", "superseded", "unknown_run"),
     *("unknown_tensor", "unknown_version", "unplanned", "weight"),
 )
 """Every reason of ``UpdateRefused``. Counters start at 0: ``increase()`` misses one that appears as 1."""
@@ -117,7 +117,7 @@ class CoordinatorMetrics:
 
         self.deviation = Histogram(
             "fedel_budget_deviation_ratio",
-            "Training time divided by T_th, minus one, of every client and round",
+            "Time that counts against T_th divided by T_th, minus one, of every client and round",
             ["run", "device_type"],
             buckets=_DEVIATION,
             registry=registry,
@@ -125,7 +125,12 @@ class CoordinatorMetrics:
         per_client = ("run", "client")
         self.client_deviation = gauge(
             "fedel_client_budget_deviation_ratio",
-            "Training time divided by T_th, minus one, in the last round",
+            "Time that counts against T_th divided by T_th, minus one, in the last round",
+            *per_client,
+        )
+        self.client_slowness = gauge(
+            "fedel_client_slowness_ratio",
+            "How many times slower than its timing profile the client trained in the rounds before",
             *per_client,
         )
         self.client_over_budget = gauge(
@@ -270,6 +275,7 @@ class CoordinatorMetrics:
             self.client_deviation.labels(*labels).set(entry.deviation)
             over = self.client_over_budget.labels(*labels)
             over.inc() if entry.deviation > OVER_BUDGET_RATIO else over.set(0)
+        self.client_slowness.labels(*labels).set(entry.slowness)
         self.client_planned.labels(*labels).set(entry.predicted_seconds)
         self.client_measured.labels(*labels).set(entry.train_seconds)
         self.client_end.labels(*labels).set(end)
@@ -341,7 +347,7 @@ class AgentMetrics:
         )
         self.deviation = Gauge(
             "fedel_agent_budget_deviation_ratio",
-            "Training time of the last task divided by T_th, minus one",
+            "Time of the last task that counts against T_th, divided by T_th, minus one",
             registry=registry,
         )
         self.reconnects = Counter("fedel_agent_reconnects_total", "Sessions that broke", registry=registry)

@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 
 from fedel.core.steps import effective_steps
+from fedel.errors import ModelError
 from fedel.seeds import derive, generator
 from fedel.types import (
     Array,
+    BlockBytes,
     BlockTime,
     Hook,
     LocalWork,
+    MemoryUse,
     ModelSpec,
     Patch,
     Role,
@@ -80,6 +83,13 @@ def profile(slowness: float = 1.0, of: ModelSpec | None = None) -> TimingProfile
     )
     fastest = TimingProfile("fake", of.name, WORK.batch_size, times, blocks, overhead_seconds=1e-3)
     return fastest.scaled(slowness, f"fake/{slowness:g}")
+
+
+def memory_use(of: ModelSpec | None = None, limit_bytes: int = 0) -> MemoryUse:
+    """Shallow blocks keep the larger activations, as in a convolutional network."""
+    last = (of or spec()).num_blocks
+    blocks = tuple(BlockBytes(1000 * (last + 1 - block), 500, 500, 250, 100) for block in range(1, last + 1))
+    return MemoryUse(1000, 50, 1, blocks, limit_bytes)
 
 
 def initial_model(of: ModelSpec | None = None, seed: int = 0) -> dict[str, Array]:
@@ -162,11 +172,18 @@ class FakeTrainer:
     classes: tuple[int, ...] = ()
     spec: ModelSpec = field(default_factory=spec)
 
+    @property
+    def same_inputs(self) -> bool:
+        return False
+
+    def profile_again(self) -> bool:
+        return False
+
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
         train_spec = TrainSpec(
             work, 2, seed, frozenset(), self.spec.exits_for(window.end, window.front), window.end
         )
-        change = {}
+        change, model = {}, self._used(model, train_spec)
         for t in self.spec.weights_in(window.end, window.front):
             step = -work.lr * self._gradient(t, model[t.name], train_spec, 0, None)
             after = self._gradient(t, model[t.name] + step, train_spec, 1, None)
@@ -174,19 +191,32 @@ class FakeTrainer:
         return change
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
-        patches, losses = {}, []
+        patches, losses, model = {}, [], self._used(model, train_spec)
+        num_steps = 0
+        while train_spec.goes_on(num_steps):
+            num_steps += 1
         for t in self.spec.tensors:
             where = self.narrowed(t, train_spec.width)
             if t.name in train_spec.selected or (t.role is Role.EXIT and t.block in train_spec.exits):
-                values, loss = self._descend(t, model, train_spec, where)
+                values, loss = self._descend(t, model, train_spec, num_steps, where)
                 patches[t.name] = Patch(values, where)
                 losses.append(loss)
             elif t.role is Role.BUFFER and train_spec.end <= t.block <= max(train_spec.exits):
                 start = model[t.name] if where is None else model[t.name][where]
-                patches[t.name] = Patch(self._statistics(t, start, train_spec), where)
+                patches[t.name] = Patch(self._statistics(t, start, train_spec, num_steps), where)
         loss = float(np.mean(losses)) if losses else 0.0
-        steps = effective_steps(train_spec.num_steps, train_spec.work)
-        return Trained(patches, steps, loss, loss_square=loss**2 * (1 + 1 / self.num_samples))
+        steps = effective_steps(num_steps, train_spec.work)
+        return Trained(patches, num_steps, steps, loss, loss_square=loss**2 * (1 + 1 / self.num_samples))
+
+    def _used(self, model: Tensors, train_spec: TrainSpec) -> dict[str, Array]:
+        """What runs: all of it has to be given, as in real training, and nothing else is looked at."""
+        used = self.spec.tensors_for(train_spec.exits)
+        if missing := sorted(used - model.keys()):
+            raise ModelError(
+                f"tensor '{missing[0]}' is missing among the {len(model)} given, and {len(missing) - 1} others:"
+                " name in tensors_needed what a method's fit uses"
+            )
+        return {name: model[name] for name in used}
 
     def narrowed(self, t: TensorSpec, width: float) -> Where:
         """The first channels; the input of the model and its classes stay whole."""
@@ -200,14 +230,14 @@ class FakeTrainer:
         return tuple(keep)
 
     def _descend(
-        self, t: TensorSpec, model: Tensors, train_spec: TrainSpec, where: Where
+        self, t: TensorSpec, model: Tensors, train_spec: TrainSpec, num_steps: int, where: Where
     ) -> tuple[Array, float]:
         work, hooks = train_spec.work, train_spec.hooks
         start = model[t.name] if where is None else model[t.name][where]
         values = start.astype(np.float64).view(Values)
         training = FakeTraining(work, {t.name: values}, model, where)
         velocity, losses = np.zeros(start.shape), []
-        for step in range(train_spec.num_steps):
+        for step in range(num_steps):
             gradient: Value = self._gradient(t, values, train_spec, step, where).view(Values)
             for hook in hooks:
                 gradient = hook.gradient(training, t.name, gradient)
@@ -236,8 +266,8 @@ class FakeTrainer:
             gradient *= _trace(hook)
         return np.asarray(gradient + work.weight_decay * values)
 
-    def _statistics(self, t: TensorSpec, start: Array, train_spec: TrainSpec) -> Array:
-        seen = generator(self.data_seed, "statistics", t.name, train_spec.num_steps).normal(size=start.shape)
+    def _statistics(self, t: TensorSpec, start: Array, train_spec: TrainSpec, num_steps: int) -> Array:
+        seen = generator(self.data_seed, "statistics", t.name, num_steps).normal(size=start.shape)
         mixed = np.abs(seen) if train_spec.static_norm else 0.9 * start + 0.1 * np.abs(seen)
         return mixed.astype(np.float32)
 

@@ -10,7 +10,9 @@ from fedel_edge.config import AgentConfig
 
 from fedel import config
 from fedel.cli.local import read_job
-from fedel.job import Protection
+from fedel.errors import ConfigError
+from fedel.job import Protection, RunConfig
+from fedel.types import UploadSettings
 
 ROOT = Path(__file__).parents[1]
 FOR_SCRIPTS = {"port_file", "http_port_file"}
@@ -33,8 +35,23 @@ def test_jobs_parse(path):
     assert fleet.slowdowns
 
 
-def test_the_simulation_explains_every_protection():
-    lines = (ROOT / "configs" / "simulation.toml").read_text(encoding="utf-8").partition("# [protection]")[2]
+@pytest.mark.parametrize(("table", "kind"), [("protection", Protection), ("upload", UploadSettings)])
+def test_the_simulation_explains_every_key(table, kind):
+    lines = (ROOT / "configs" / "simulation.toml").read_text(encoding="utf-8").partition(f"# [{table}]")[2]
     section = lines.partition("\n\n")[0].splitlines()[1:]
     keys = [line.removeprefix("# ").partition(" =")[0] for line in section]
-    assert [field.name for field in dataclasses.fields(Protection)] == keys
+    assert [field.name for field in dataclasses.fields(kind)] == keys
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"upload": {"compression": "zip"}}, "is not one of: none, fp16, int8, topk"),
+        ({"upload": {"compression": "topk", "share": 0}}, "more than 0 and at most 1"),
+        ({"upload": {"compression": "int8"}, "protection": {"secure": True}}, "upload.compression = 'none'"),
+        ({"upload": {"compresion": "int8"}}, "did you mean 'compression'"),
+    ],
+)
+def test_uploads_that_make_no_sense_are_refused(table, said):
+    with pytest.raises(ConfigError, match=said):
+        RunConfig.parse(table)

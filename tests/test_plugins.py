@@ -122,7 +122,10 @@ def test_own_method(own: Path) -> None:
         ),
         ({"name": "own_plugin:function"}, "'own_plugin:function' is not a dataclass"),
         ({"name": "own_plugin:Plain"}, "'own_plugin:Plain' is not a dataclass"),
-        ({"name": "own_plugin:Half"}, "not a strategy: fold, budget_scope, widths, exits_to_average missing"),
+        (
+            {"name": "own_plugin:Half"},
+            "not a strategy: fold, budget_scope, fits_steps, sends_parts, fits_memory, widths, exits_to",
+        ),
         ({"name": "own_plugin:Min"}, "has no 'Min'; did you mean 'Mine'"),
         ({"name": "fedprox", "base": {"name": "own_plugin:Half"}}, r"\[strategy\].base: 'own_plugin:Half'"),
     ],

@@ -16,7 +16,7 @@ from fedel.audit.findings import DAMAGED, DIFFERS, ILLEGAL, MISSING, TWICE, Find
 from fedel.job import RunConfig
 from fedel.records import RoundRecord
 from fedel.roles.planner import Handover
-from fedel.roles.run_state import CLOSED, ENDED
+from fedel.roles.run_state import CLOSED, COMMITTED, ENDED, MAX_COMMITTED
 from fedel.serialisation import from_json
 from fedel.types import ModelSpec, Plan, TimingProfile
 
@@ -78,20 +78,30 @@ def _read_run(store: Store, run: str, books: Books, findings: Findings) -> None:
             profiles[client.client] = from_json(TimingProfile, client.profile_json, "profile_json")
     books.profiles = profiles
     last = store.last_round(run)
-    for round_num in range(last.round_num + 1 if last else 0):
+    if last is None:
+        return
+    for round_num in range(last.round_num + 1):
         entry = store.round(run, round_num)
         if entry is None:
             findings.add(MISSING, books.at(round_num), "there is no row of this round")
         else:
-            _read_round(entry, books, findings, is_last=last is not None and round_num == last.round_num)
+            _read_round(entry, last, books, findings)
 
 
-def _read_round(row: RoundRow, books: Books, findings: Findings, *, is_last: bool) -> None:
+def _may_be_unclosed(row: RoundRow, last: RoundRow) -> bool:
+    """The last round; and the one before it while its model is tested."""
+    if row.round_num == last.round_num:
+        return True
+    is_in_test = row.status == COMMITTED and row.round_num > last.round_num - MAX_COMMITTED
+    return is_in_test and last.status != CLOSED
+
+
+def _read_round(row: RoundRow, last: RoundRow, books: Books, findings: Findings) -> None:
     where = books.at(row.round_num)
     with findings.reading(where, "the plan of this round cannot be read"):
         books.plans[row.round_num] = plan_from_json(row.plan_json, {})
     if row.status != CLOSED:
-        if not is_last:
+        if not _may_be_unclosed(row, last):
             findings.add(ILLEGAL, where, f"the round is {row.status}, although later ones were planned")
         if row.record_json == "{}":
             return

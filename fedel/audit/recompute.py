@@ -37,6 +37,8 @@ def recompute(shard: ShardFiles, findings: Findings) -> Recomputed:
         return found
     folds = ProtectedFolds(shard.folder, shard.header, strategy, shard.spec, shard.versions)
     model: Tensors | None = None
+    before: Tensors | None = None
+    """The version before it, from which clients started whose updates are late."""
     state: Tensors = {}
     for round_num in sorted(shard.updates):
         version, meta = round_num + 1, shard.metas.get(round_num + 1)
@@ -44,6 +46,7 @@ def recompute(shard: ShardFiles, findings: Findings) -> Recomputed:
             model = None  # what was computed before is of another round, or wrong
         if model is None and round_num in shard.sound:
             model, state = shard.tensors(round_num), shard.versions.read_state(shard.metas[round_num])
+            before = shard.tensors(round_num - 1) if round_num - 1 in shard.sound else None
         updates = shard.updates[round_num]
         if model is None or meta is None or not meta.counted.keys() <= updates.keys():
             model = None
@@ -51,9 +54,11 @@ def recompute(shard: ShardFiles, findings: Findings) -> Recomputed:
         fold = folds.empty(round_num, model)
         with findings.reading(shard.folder, f"the updates of round {round_num} cannot be folded"):
             for client in sorted(meta.counted):
-                fold.add(updates[client].update)
+                sent = updates[client].update
+                fold.add(folds.restored(sent, model if sent.report.round_num == round_num else before))
             if folds.comes_masked:
                 fold.unmask(shard.opened(round_num))
+            before = model
             model, state = _finish(shard, fold, model, state, version, found)
             if _same(shard, version, model, state, findings):
                 found.versions.add(version)

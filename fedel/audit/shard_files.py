@@ -10,6 +10,7 @@ import numpy as np
 from fedel_aggregator.errors import Damaged
 from fedel_aggregator.journal import UNMASK_FILE, open_update, read_update
 from fedel_aggregator.kept_updates import META_FILE, KeptUpdates
+from fedel_aggregator.protection import upload_of
 from fedel_aggregator.run import LABELS_FILE, NUM_NEWEST_KEPT, UPDATES_FOLDER
 from fedel_aggregator.run_header import HEADER_FILE, shard_spec
 from fedel_aggregator.tensor_file import TensorFile
@@ -21,7 +22,7 @@ from fedel.errors import FedelError
 from fedel.files import safe_name
 from fedel.serialisation import parse_json
 from fedel.strategies.masked_fold import masked_spec
-from fedel.types import Array, ModelSpec, Update
+from fedel.types import Array, ModelSpec, SentUpdate
 from fedel.v1.aggregator_pb2 import ModelHeader, Unmask
 from fedel.wire import payload
 from fedel.wire.codec import spec_from_pb
@@ -33,7 +34,7 @@ class KeptUpdate:
     """An update on disk, sound in itself."""
 
     path: Path
-    update: Update
+    update: SentUpdate
     digest: str
 
 
@@ -215,7 +216,7 @@ def _read_update(shard: ShardFiles, path: Path, round_num: int, findings: Findin
     if payload.digest(header.tensors) != header.digest:
         findings.add(DAMAGED, path, "its list of tensors is not what its digest says")
         return None
-    payload.check(header.tensors, shard.update_spec)
+    payload.check(header.tensors, shard.update_spec, upload_of(shard.header))
     size = start + sum(entry.num_bytes for entry in header.tensors)
     if path.stat().st_size < size:
         findings.add(DAMAGED, path, f"it is cut off: {path.stat().st_size} of {size} bytes are there")

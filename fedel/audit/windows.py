@@ -7,13 +7,12 @@ from itertools import pairwise
 
 from fedel.audit.books import Books
 from fedel.audit.findings import ILLEGAL, Findings
-from fedel.core.budgeted import window_cost
-from fedel.core.timing import block_seconds
+from fedel.core.budgeted import Prices
 from fedel.core.window import slide
 from fedel.records import ClientRecord
 from fedel.strategies import build
 from fedel.strategies.fedel import FedEL
-from fedel.types import ModelSpec, Strategy, Window
+from fedel.types import ModelSpec, Strategy, Task, Window
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class _Round:
     round_num: int
     entry: ClientRecord
     window: Window
-    step_budget: float
-    """T_th of its task; 0 where the plan is not known."""
+    task: Task | None
+    """``None`` where the plan is not known."""
 
 
 def check_windows(books: Books, findings: Findings) -> None:
@@ -38,9 +37,8 @@ def check_windows(books: Books, findings: Findings) -> None:
         tasks = {task.client: task for task in books.plans[round_num].tasks} if round_num in books.plans else {}
         for entry in record.clients:
             if entry.window is not None:
-                budget = tasks[entry.client].budget_seconds if entry.client in tasks else 0.0
-                window = Window(*entry.window)
-                history.setdefault(entry.client, []).append(_Round(round_num, entry, window, budget))
+                task, window = tasks.get(entry.client), Window(*entry.window)
+                history.setdefault(entry.client, []).append(_Round(round_num, entry, window, task))
     for client, rounds in history.items():
         for each in rounds:
             _check_inside(books, client, each, spec, findings)
@@ -101,18 +99,21 @@ def _front(books: Books, client: str, before: _Round | None, after: _Round, meth
     spec, profile = books.spec, books.profiles.get(client)
     assert spec is not None
     free = 1 if before is None or before.window.front >= spec.num_blocks else before.window.front + 1
-    if profile is None or not after.step_budget:
+    task, entry = after.task, after.entry
+    # What a device found out about its own memory nobody else knows.
+    if profile is None or task is None or task.memory_bytes:
         return max(after.window.front, free)
-    steps, entry = after.entry.num_steps, after.entry
-    cost = window_cost(spec, profile, entry.selected, after.window)
+    if task.speed.slowness != 1:
+        profile = profile.scaled(task.speed.slowness)
+    prices = Prices.on(task, spec, profile, entry.num_samples, method.budget_scope)
+    cost, steps = prices.step(entry.selected, after.window), entry.num_steps
     predicted = (cost.forward_seconds * steps, cost.backward_seconds * steps)
     if predicted != (entry.predicted_forward_seconds, entry.predicted_backward_seconds):
         return max(after.window.front, free)
-    within = method.budget_scope == "train"
-    budget = after.step_budget - (profile.overhead_seconds if within else 0.0)
-    seconds = block_seconds(profile, method.budget_scope)
+    within = method.budget_scope != "backward"
+    budget = task.budget_seconds - (prices.profile.overhead_seconds if within else 0.0)
     window = before.window if before is not None else None
-    return slide(window, (), seconds, budget, method.variant, within).front
+    return slide(window, (), prices.block_seconds(), budget, method.variant, within).front
 
 
 def _report(books: Books, client: str, each: _Round, expected: Window, findings: Findings) -> None:

@@ -71,6 +71,7 @@ def job_of(
                 "max_repeats": 1000,  # a busy machine may need many deadlines to start a server again
                 "late": late,
             },
+            "budget": {"pace": "plan"},  # the same accepted set gives the same bits
             "work": vars(testing.WORK),
             "trainer": trainer.NAME,
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
-import signal
 import tempfile
 from pathlib import Path
 
@@ -49,12 +48,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def main(arguments: argparse.Namespace) -> int:
-    # SIGTERM as Ctrl-C: processes end, disks are unmounted.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        outcomes = _soak(arguments) if arguments.minutes else _drills(arguments)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    outcomes = _soak(arguments) if arguments.minutes else _drills(arguments)
     if arguments.json:
         print(to_json(outcomes))
     return 0 if all(outcome.sound for outcome in outcomes) else 1

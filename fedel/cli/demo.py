@@ -30,7 +30,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = verbs.add_parser(
         "demo",
         description="Servers and four agents of slowness 1, 2, 3 and 4, as processes on this machine, train "
-        "the same model twice: with FedEL, then with FedAvg. Nothing to configure. Ctrl-C stops everything.",
+        "the same model twice: with FedEL, then for the same time with FedAvg. Nothing to configure. Ctrl-C "
+        "stops everything.",
         epilog="example:\n  fedel demo\n  fedel demo --set rounds.num_rounds=8 --set strategy.beta=0.4\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,14 +48,15 @@ def main(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True) if arguments.json else Console()
     own = user_code.folders(None if arguments.job == JOB else arguments.job)
     user_code.search(None if arguments.job == JOB else arguments.job)
+    from fedel.report import runs
+
     job, fleet = read_job(arguments.job, arguments.set)
     job = replace(job, workload=_workload(job.workload, console))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    jobs = {f"demo-{stamp}-{job.strategy['name']}": job}
-    jobs[f"demo-{stamp}-fedavg"] = replace(job, strategy={"name": "fedavg"})
-    first = arguments.out / next(iter(jobs))
-    if len(jobs) < 2:
+    if job.strategy["name"] == "fedavg":
         raise ConfigError("the demo compares a strategy with FedAvg: choose a strategy other than fedavg")
+    names = [f"demo-{stamp}-{job.strategy['name']}", f"demo-{stamp}-fedavg"]
+    first = arguments.out / names[0]
     slowdowns = ", ".join(f"{s:g}" for s in fleet.slowdowns)
     console.print(
         f"A coordinator, an aggregator and {len(fleet.slowdowns)} agents start on this machine; the agents "
@@ -65,15 +67,25 @@ def main(arguments: argparse.Namespace) -> int:
     code = user_code.packages(job)
     with Federation(first / "federation", arguments.out, fleet, own, code) as federation:
         console.print(f"Live page: {federation.page}", highlight=False, soft_wrap=True)
-        for name, one in jobs.items():
-            console.print(
-                f"\n[bold]{one.strategy['name']}[/bold]: {one.rounds.num_rounds} rounds", highlight=False
-            )
-            status = asyncio.run(watched(federation, name, one, arguments.out / name, console))
-            if status.phase != pb.RUN_PHASE_FINISHED:
-                raise ServiceError(f"run '{name}' {PHASES.get(status.phase, '?')}: {status.message}")
+        _train(federation, names[0], job, arguments.out, console, f"{job.rounds.num_rounds} rounds")
+        seconds = runs.load(first).seconds()[-1]
+        fedavg = replace(
+            job,
+            strategy={"name": "fedavg"},
+            rounds=replace(job.rounds, max_seconds=seconds),
+        )
+        _train(federation, names[1], fedavg, arguments.out, console, f"the same time, {seconds:.1f} s")
     federation.forget_state()
-    return _compare([arguments.out / name for name in jobs], job, fleet, console, arguments.json)
+    return _compare([arguments.out / name for name in names], job, fleet, console, arguments.json)
+
+
+def _train(
+    federation: Federation, name: str, job: RunConfig, out: Path, console: Console, how_long: str
+) -> None:
+    console.print(f"\n[bold]{job.strategy['name']}[/bold]: {how_long}", highlight=False)
+    status = asyncio.run(watched(federation, name, job, out / name, console))
+    if status.phase != pb.RUN_PHASE_FINISHED:
+        raise ServiceError(f"run '{name}' {PHASES.get(status.phase, '?')}: {status.message}")
 
 
 def _workload(wanted: Workload, console: Console) -> Workload:

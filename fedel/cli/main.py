@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from fedel import __version__
 from fedel.errors import ConfigError, FedelError
@@ -66,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     verb = words[0] if words and words[0] in VERBS else ""
     try:
-        arguments = parser(verb).parse_args(words)
-        return int(arguments.run(arguments) or 0)
+        with _sigterm_as_ctrl_c(verb) as sent:
+            arguments = parser(verb).parse_args(words)
+            return int(arguments.run(arguments) or 0)
     except ModuleNotFoundError as error:
         package = (error.name or "fedel").partition(".")[0]
         if not verb or package.startswith("fedel"):
@@ -82,10 +86,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedel {verb}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 130
+        if not sent:
+            print("\nstopped", file=sys.stderr)
+            return 128 + signal.SIGINT
+        print(
+            f"\nfedel {verb}: stopped before its end: another process sent {sent[0]}, perhaps because of a time"
+            " limit; start it again where it may take longer",
+            file=sys.stderr,
+        )
+        return 128 + signal.SIGTERM
     except BrokenPipeError:
         return 0
+
+
+@contextmanager
+def _sigterm_as_ctrl_c(verb: str) -> Iterator[list[str]]:
+    """SIGTERM ends a command as Ctrl-C does, and is then in the list. Servers have a way of their own."""
+    sent: list[str] = []
+    is_server = verb in VERBS and VERBS[verb].module == "serve"
+    if is_server or threading.current_thread() is not threading.main_thread():
+        yield sent
+        return
+
+    def stop(number: int, _frame: Any) -> None:
+        sent.append(signal.Signals(number).name)
+        signal.raise_signal(signal.SIGINT)  # where an event loop runs, it ends its tasks in order
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield sent
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

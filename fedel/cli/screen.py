@@ -114,7 +114,7 @@ class Screen:
         table = Table(box=None, pad_edge=False)
         wide = self._console.width >= WIDE
         most = MAX_CELL if wide else NARROW_CELL
-        for column in ("client", *["device"] * wide, "phase", "window", "train (T_th)", "up", "down"):
+        for column in ("client", *["device"] * wide, "phase", "window", "time (T_th)", "up", "down"):
             table.add_column(column, no_wrap=True)
         for client in status.clients[:MAX_ROWS]:
             window = client.window
@@ -123,7 +123,7 @@ class Screen:
                 *[Text(clean(client.device_type, most))] * wide,
                 Text(clean(client.phase, most) if client.connected else "away"),
                 bar(window.end_block, window.front_block, self._num_blocks),
-                against(client.train_seconds, client.budget_seconds),
+                against(client.counted_seconds, client.budget_seconds),
                 megabytes(client.bytes_up),
                 megabytes(client.bytes_down),
                 style=None if client.connected else "dim",
@@ -145,7 +145,7 @@ def troubles(record: RoundRecord) -> list[str]:
 
 def _line(record: RoundRecord, num_rounds: int) -> str:
     accuracy = record.accuracy
-    worst = max(record.deviations(), default=None)
+    worst = max(record.deviations(), key=abs, default=None)
     return (
         f"round {record.round + 1:>3}/{num_rounds}  {record.latency_seconds:7.2f} s"
         f"  {record.num_updates}/{record.num_tasks} updates"

@@ -36,8 +36,15 @@ async def create(
     async with connect(address, tls) as channel:
         coordinator = CoordinatorServiceStub(channel)
         shards = (await _answer_of(address, coordinator.ListAggregators(pb.ListAggregatorsRequest()))).addresses
-        rounds, protection = job.rounds, asdict(job.protection)
-        header = model_header(run, dict(job.strategy), spec, rounds.keep_every, rounds.late, protection)
+        header = model_header(
+            run,
+            dict(job.strategy),
+            spec,
+            job.rounds.keep_every,
+            job.rounds.late,
+            asdict(job.protection),
+            asdict(job.upload),
+        )
         for shard, names in zip(shards, assign(spec, len(shards)), strict=True):
             async with connect(shard, tls) as bulk:
                 stub = AggregatorServiceStub(bulk)

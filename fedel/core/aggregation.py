@@ -56,9 +56,10 @@ class Sums:
 
     def add(self, patches: Mapping[str, Patch], weight: float) -> None:
         magnitudes = self.check(patches, weight)
-        for name, patch in patches.items():
+        for name in patches:
             if name not in self.tensors:
-                self.tensors[name] = ExactSum(self._shapes.get(name, patch.values.shape), self.bits)
+                shape = self._shapes[name] if name in self._shapes else patches[name].values.shape
+                self.tensors[name] = ExactSum(shape, self.bits)
         for name, patch in patches.items():
             self.tensors[name].add(patch.values, weight, patch.where, magnitudes[name])
         self._num_updates += 1

@@ -26,8 +26,11 @@ n * 1e-16 of it. 1e-9 covers a million tensors, and no device is timed that prec
 OUTLIER = 10.0
 """A device more than this many times faster than the median is not believed to be the fastest."""
 
-SCOPES = ("backward", "train")
-"""What counts against T_th: only the backward pass, as in the paper's simulation, or the whole step."""
+SCOPES = ("backward", "train", "round")
+"""What counts against T_th: only the backward pass, as in the paper's simulation; the whole step; or all that
+a client does in a round: download, probe, steps, upload."""
+STEP_SCOPES = ("backward", "train")
+"""Those of methods that price single steps only."""
 
 
 def fits(seconds: float, budget_seconds: float) -> bool:
@@ -60,8 +63,8 @@ def backward_seconds(
 
 
 def block_seconds(profile: TimingProfile, scope: str = "backward") -> list[float]:
-    """T^b: seconds of each block, the unit of windows; in scope ``train`` its forward pass counts too."""
-    seconds = [block.forward_seconds if scope == "train" else 0.0 for block in profile.blocks]
+    """T^b: seconds of each block, the unit of windows; except in scope ``backward`` its forward pass counts."""
+    seconds = [0.0 if scope == "backward" else block.forward_seconds for block in profile.blocks]
     for tensor in profile.tensors:
         seconds[tensor.block - 1] += tensor.grad_seconds + tensor.update_seconds
     return seconds
@@ -73,11 +76,16 @@ def step_cost(
     exits: Sequence[int],
     end: int = 1,
     exit_each: bool = False,
+    frozen_share: float = 1.0,
 ) -> StepCost:
-    """Seconds of one step that trains ``selected`` through ``exits``, with blocks below ``end`` frozen."""
+    """Seconds of one step that trains ``selected`` through ``exits``, with blocks below ``end`` frozen.
+
+    ``frozen_share`` is the share of the round's steps in which the frozen blocks run (``core.prefix``).
+    """
     front = max(exits)
     # Below the window batch norm runs in evaluation mode, which is cheaper; 0 means that was not measured.
-    forward = sum(b.frozen_forward_seconds or b.forward_seconds for b in profile.blocks[: end - 1])
+    frozen = sum(b.frozen_forward_seconds or b.forward_seconds for b in profile.blocks[: end - 1])
+    forward = frozen * frozen_share
     forward += sum(b.forward_seconds for b in profile.blocks[end - 1 : front])
     forward += sum(profile.blocks[b - 1].exit_forward_seconds for b in exits) + profile.overhead_seconds
     backward = sum(profile.blocks[b - 1].exit_backward_seconds for b in exits)
@@ -105,6 +113,11 @@ def full_step(profile: TimingProfile, exit_each: bool = False) -> StepCost:
         sum(block.forward_seconds for block in profile.blocks) + profile.overhead_seconds,
         sum(block_seconds(profile)),
     )
+
+
+def full_steps(profiles: Sequence[TimingProfile], scope: str = "train") -> list[float]:
+    """Seconds of such a step on each device, as ``budget`` takes them."""
+    return [full_step(profile).total(scope) for profile in profiles]
 
 
 def width_step(profile: TimingProfile, width: float) -> StepCost:
@@ -150,14 +163,8 @@ def fastest_seconds(seconds: Sequence[float]) -> float:
     return next(each for each in seconds if each >= least)
 
 
-def budget(
-    profiles: Sequence[TimingProfile],
-    policy: str = "fastest",
-    value: float = 0.0,
-    scope: str = "train",
-    exit_each: bool = False,
-) -> float:
-    """T_th of one step: how long the reference device takes for the whole model.
+def budget(seconds: Sequence[float], policy: str = "fastest", value: float = 0.0) -> float:
+    """T_th of one step, from the seconds that each device takes for a step of the whole model.
 
     ``fastest`` takes the fastest device; ``percentile`` the device that ``value`` percent are as fast as;
     ``fixed`` is ``value`` seconds; ``share`` is ``value`` times the fastest device. A device that cannot be
@@ -167,9 +174,9 @@ def budget(
         if value <= 0:
             raise ConfigError(f"budget policy 'fixed' needs seconds above 0, not {value:g}: set budget.value")
         return value
-    if not profiles:
+    if not seconds:
         raise ConfigError(f"budget policy '{policy}' needs at least one client with a timing profile")
-    seconds = sorted(full_step(p, exit_each).total(scope) for p in profiles)
+    seconds = sorted(seconds)
     if policy == "fastest":
         return fastest_seconds(seconds)
     if policy == "share":

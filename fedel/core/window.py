@@ -6,7 +6,7 @@ leaves behind the leading blocks in which nothing was selected. Past the last bl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from fedel.core.timing import SLACK, fits
 from fedel.types import Window
@@ -45,6 +45,7 @@ def slide(
     budget: float,
     variant: str = "fedel",
     within: bool = False,
+    in_memory: Callable[[Window], bool] = lambda _: True,
 ) -> Window:
     """The window of a client's next round, from its last one and the blocks it trained there.
 
@@ -65,13 +66,34 @@ def slide(
 
     >>> slide(Window(2, 5), {4, 5}, [1] * 9, budget=2)
     Window(end=4, front=7)
+
+    ``in_memory`` says whether a window fits the device's memory (``shrink``).
     """
     if variant not in VARIANTS:
         raise ValueError(f"window variant {variant!r} is not one of {', '.join(VARIANTS)}")
     last = len(block_seconds)
     if window is not None and window.front >= last and variant == "no-rollback":
-        return window
+        return shrink(window, last, last, in_memory)
     if window is None or window.front >= last:
-        return Window(1, advance(0, block_seconds, budget, within))
+        return shrink(Window(1, advance(0, block_seconds, budget, within)), 1, last, in_memory)
     end = window.front + 1 if variant == "disjoint" or not selected_blocks else min(selected_blocks)
-    return Window(end, advance(window.front, block_seconds, budget, within))
+    wanted = Window(end, advance(window.front, block_seconds, budget, within))
+    return shrink(wanted, window.front + 1, last, in_memory)
+
+
+def shrink(wanted: Window, first_front: int, last: int, in_memory: Callable[[Window], bool]) -> Window:
+    """The window nearest to ``wanted`` that fits the memory: with fewer new blocks, one at least; else with
+    fewer old ones; else at the next block that fits by itself. Where none does, ``wanted`` as it is.
+
+    >>> shrink(Window(1, 6), first_front=4, last=9, in_memory=lambda w: w.front - w.end < 5)
+    Window(end=1, front=5)
+    >>> shrink(Window(1, 6), first_front=4, last=9, in_memory=lambda w: w.front - w.end < 2)
+    Window(end=3, front=4)
+    >>> shrink(Window(1, 6), first_front=4, last=9, in_memory=lambda w: w.end == w.front == 7)
+    Window(end=7, front=7)
+    """
+    fewer_new = (Window(wanted.end, front) for front in range(wanted.front, first_front - 1, -1))
+    fewer_old = (
+        Window(end, front) for front in range(first_front, last + 1) for end in range(wanted.end, front + 1)
+    )
+    return next((window for window in (*fewer_new, *fewer_old) if in_memory(window)), wanted)

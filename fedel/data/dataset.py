@@ -33,7 +33,8 @@ class Transform(Protocol):
         """Inputs (float32, or int64 tokens) and int64 targets.
 
         With ``rng``: augmented for training; the result depends only on the state of ``rng``. Without: for
-        testing; a sample gives the same result every time and in any batch. Never changes its arguments.
+        testing; a sample gives the same result every time and in any batch. Draws from ``rng`` for every sample
+        or for none. Never changes its arguments.
         """
         ...
 
@@ -87,6 +88,14 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one model input, e.g. ``(3, 32, 32)``."""
         return self.train_batch(np.arange(1))[0].shape[1:]
+
+    @cached_property
+    def augmented(self) -> bool:
+        """Whether a training sample gives another input each time: the transform draws from ``rng``."""
+        rng = np.random.default_rng(0)
+        before = rng.bit_generator.state
+        self.train_batch(np.arange(1), rng)
+        return rng.bit_generator.state != before
 
     def train_batch(self, indices: Array, rng: np.random.Generator | None = None) -> tuple[Array, Array]:
         """Training samples ``indices`` as model input; without ``rng`` they are not augmented."""

@@ -84,13 +84,18 @@ class BlockModel(nn.Module):
         named = self._named()
         return {t.name: named[t.name].detach().cpu().numpy().copy() for t in self.spec.tensors}
 
-    def load(self, tensors: Tensors) -> None:
-        """Load values for exactly the tensors of ``spec``."""
-        self._check(tensors)
+    def load(self, tensors: Tensors, exits: Collection[int] = ()) -> None:
+        """Load values for all tensors of ``spec``; with ``exits``, at least for those that a training through
+        these uses. A tensor that is not given becomes NaN: what was in it before reaches no result."""
+        used = self.spec.tensors_for(exits) if exits else self.spec.by_name.keys()
+        self._check(tensors, used)
         named = self._named()
         with torch.no_grad():
-            for name, values in tensors.items():
-                named[name].copy_(torch.from_numpy(np.array(values, dtype=np.float32)))
+            for name in self.spec.by_name:
+                if name in tensors:
+                    named[name].copy_(torch.from_numpy(np.array(tensors[name], dtype=np.float32)))
+                else:
+                    named[name].fill_(torch.nan)
 
     def narrow(self, width: float) -> tuple[BlockModel, dict[str, Where]]:
         """HeteroFL's sub-model: the first ``ceil(width * C)`` channels of every hidden layer.
@@ -107,7 +112,7 @@ class BlockModel(nn.Module):
             **dict(self.named_buffers(remove_duplicate=False)),
         }
 
-    def _check(self, tensors: Tensors) -> None:
+    def _check(self, tensors: Tensors, used: Collection[str]) -> None:
         spec, model = self.spec.by_name, self.spec.name
         for name in tensors:
             if name not in spec:
@@ -116,12 +121,13 @@ class BlockModel(nn.Module):
                     " saved from the same model and options"
                 )
         for name, t in spec.items():
-            if name not in tensors:
+            if name not in tensors and name in used:
                 raise ModelError(
                     f"tensor '{name}' (block {t.block}) of model {model} is missing among the"
-                    f" {len(tensors)} given; load all {len(spec)} tensors of the model"
+                    f" {len(tensors)} given; load all {len(used)} tensors that are used (a method names them in"
+                    " tensors_needed)"
                 )
-            if tuple(tensors[name].shape) != t.shape:
+            if name in tensors and tuple(tensors[name].shape) != t.shape:
                 raise ModelError(
                     f"tensor '{name}' (block {t.block}) of model {model} has shape {t.shape}, but the values"
                     f" given have {tuple(tensors[name].shape)}; use the same classes, width and options"

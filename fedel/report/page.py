@@ -13,9 +13,15 @@ from fedel.report.runs import StoredRun
 PICTURES = (
     ("Accuracy against time", plots.accuracy_against_time, "How quickly each method reaches a given accuracy."),
     (
-        "Training time of each client",
+        "Time of each client",
         plots.round_time_by_client,
-        "Training seconds per round; the dashed line is the time budget T_th.",
+        "Seconds per round that count against the time budget; the dashed line is that budget, T_th.",
+    ),
+    (
+        "Where the seconds of a round go",
+        plots.seconds_by_phase,
+        "Each client in the mean of the last rounds; the dashed line is T_th. A client is idle while it waits"
+        " for the others; wait is for a permit to send; commit is from the last update to the new model.",
     ),
     (
         "Deviation from T_th",

@@ -12,6 +12,17 @@ from matplotlib.figure import Figure
 from fedel.report.runs import StoredRun
 
 COLOURS = ("#0b6e4f", "#c8553d", "#30638e", "#b58900", "#6c4675", "#5a7d7c", "#8c2f39", "#3d405b")
+PHASE_COLOURS = {
+    "download": "#30638e",
+    "probe": "#b58900",
+    "train": "#0b6e4f",
+    "wait": "#c8553d",
+    "upload": "#7fa7c9",
+    "idle": "#dddddd",
+    "commit": "#6c4675",
+}
+"""In the order of time."""
+NUM_ROUNDS_SHOWN, NUM_BARS = 10, 16
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedel",  # so that the same run gives the same file
@@ -64,30 +75,57 @@ def round_time_by_client(runs: Sequence[StoredRun]) -> Figure:
         for client, colour in zip(run.clients(), COLOURS * 100, strict=False):
             entries = run.per_client(client)
             rounds = [number for number, _ in entries]
-            axes.plot(rounds, [e.train_seconds for _, e in entries], color=colour, label=client, linewidth=1.2)
+            axes.plot(
+                rounds, [e.counted_seconds for _, e in entries], color=colour, label=client, linewidth=1.2
+            )
         budgets = [(r.round, r.clients[0].budget_seconds) for r in run.rounds if r.clients]
         if budgets:
             axes.plot(*zip(*budgets, strict=True), color="black", linestyle="--", linewidth=1, label="T_th")
         axes.set(title=run.strategy, xlabel="round")
         axes.xaxis.get_major_locator().set_params(integer=True)
-    grid[0][0].set_ylabel("training seconds")
+    grid[0][0].set_ylabel("seconds")
     grid[0][0].set_ylim(bottom=0)  # after all are drawn, because they share the axis
-    if len(runs[0].clients()) <= 12:
+    if 0 < len(runs[0].clients()) <= 12:
         grid[0][-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def seconds_by_phase(runs: Sequence[StoredRun]) -> Figure:
+    """Stacked bars: of each client, or of those that worked longest, in the mean of the last rounds."""
+    shown = [run.seconds_by_phase(NUM_ROUNDS_SHOWN) for run in runs]
+    most = min(NUM_BARS, max((len(clients) for clients in shown), default=0))
+    figure, grid = _figure(height=1.6 + 0.28 * most, ncols=len(runs), sharex=True, squeeze=False)
+    for run, clients, axes in zip(runs, shown, grid[0], strict=True):
+        longest = sorted(clients, key=lambda client: clients[client]["idle"])[:NUM_BARS]
+        names = sorted(longest, reverse=True)
+        left = [0.0] * len(names)
+        for phase, colour in PHASE_COLOURS.items():
+            seconds = [clients[name].get(phase, 0.0) for name in names]
+            axes.barh(names, seconds, left=left, color=colour, label=phase, height=0.7)
+            left = [begin + width for begin, width in zip(left, seconds, strict=True)]
+        budgets = [e.budget_seconds for r in run.rounds[-NUM_ROUNDS_SHOWN:] for e in r.clients]
+        if budgets:
+            mean = sum(budgets) / len(budgets)
+            axes.axvline(mean, color="black", linestyle="--", linewidth=1, label="T_th")
+        axes.set(title=run.strategy, xlabel="seconds")
+        axes.grid(visible=False, axis="y")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside right upper")
     return figure
 
 
 def deviation(runs: Sequence[StoredRun]) -> Figure:
     figure, axes = _figure(height=2.8)
     shown = [run for run in runs if run.deviations()]
-    axes.boxplot(
-        [[100 * d for d in run.deviations()] for run in shown],
-        orientation="horizontal",
-        tick_labels=[run.strategy for run in shown],
-        widths=0.5,
-        flierprops={"markersize": 2},
-        medianprops={"color": COLOURS[1]},
-    )
+    if shown:
+        axes.boxplot(
+            [[100 * d for d in run.deviations()] for run in shown],
+            orientation="horizontal",
+            tick_labels=[run.strategy for run in shown],
+            widths=0.5,
+            flierprops={"markersize": 2},
+            medianprops={"color": COLOURS[1]},
+        )
     axes.axvline(0, color="black", linestyle="--", linewidth=1)
     axes.set(xlabel="training time compared with T_th (%), every client and round")
     return figure
@@ -103,7 +141,7 @@ def selection_map(runs: Sequence[StoredRun]) -> Figure:
     order = (run.result.tensors if run.result else ()) or sorted(names)
     position = {name: i for i, name in enumerate(order)}
     figure, grid = _figure(height=3.2, ncols=max(1, len(clients)), sharey=True, squeeze=False)
-    for client, axes in zip(clients, grid[0], strict=True):
+    for client, axes in zip(clients, grid[0], strict=False):
         dots = [(n, position[t]) for n, e in run.per_client(client) for t in e.selected if t in position]
         if dots:
             axes.scatter(*zip(*dots, strict=True), s=5, marker="s", color=COLOURS[0], linewidths=0)

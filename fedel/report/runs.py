@@ -61,11 +61,22 @@ class StoredRun:
             if entry.client == client
         ]
 
+    def seconds_by_phase(self, num_rounds: int) -> dict[str, dict[str, float]]:
+        """By client, the mean seconds of each phase over its part in the last rounds."""
+        found: dict[str, list[dict[str, float]]] = {}
+        for record in self.rounds[-num_rounds:]:
+            for entry in record.clients:
+                found.setdefault(entry.client, []).append(record.seconds_of(entry))
+        return {
+            client: {phase: sum(each[phase] for each in spent) / len(spent) for phase in spent[0]}
+            for client, spent in sorted(found.items())
+        }
+
     def mean_latency(self) -> float | None:
         return sum(r.latency_seconds for r in self.rounds) / len(self.rounds) if self.rounds else None
 
     def deviations(self) -> list[float]:
-        """Training time divided by T_th, minus one, of every client and round."""
+        """Time that counts divided by T_th, minus one, of every client and round."""
         return [deviation for record in self.rounds for deviation in record.deviations()]
 
 

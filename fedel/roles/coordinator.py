@@ -18,9 +18,9 @@ from fedel.roles.gate_session import objection_to_result
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.repeating import MISSING, SILENT
 from fedel.roles.run_state import (
-    COMMITTED,
     FINISHED,
     HELD,
+    MAX_COMMITTED,
     OPEN,
     PAUSED,
     RUNNING,
@@ -72,9 +72,11 @@ class _Turn(ClosingTurn):
                 pass
             case ev.Settle():
                 self._settle()
+                self.find_evaluator()
             case ev.Tick():
                 self._settle()
                 self._tick()
+                self.find_evaluator()  # once it is known who trains in the next round
             case ev.Restarted():
                 self._restarted()
             case ev.Joined(member):
@@ -110,9 +112,8 @@ class _Turn(ClosingTurn):
                 self.committed(event)
             case ev.Evaluated():
                 self.evaluated(event)
-            case ev.Kept(version, score):
-                if self.state.open is not None and self.state.open.round_num == version - 1:
-                    self.close(score, is_best=True)
+            case ev.Kept():
+                self.kept(event)
             case ev.Controlled(action):
                 self._control(action)
             case ev.CloseNow():
@@ -127,7 +128,12 @@ class _Turn(ClosingTurn):
     # Facts
 
     def _joined(self, member: Member) -> None:
-        """What the client missed is sent to it."""
+        """What the client missed is sent to it. A new profile needs no correction learned of the old one."""
+        known, handover = self.state.members.get(member.client), self.state.handover
+        if known is not None and known.profile != member.profile and member.client in handover.speeds:
+            speed = replace(handover.speeds[member.client], slowness=1.0, probe_slowness=1.0)
+            speeds = {**handover.speeds, member.client: speed}
+            self.set(replace(self.state, handover=replace(handover, speeds=speeds)))
         self.set(self.state.with_member(replace(member, connected=True)))
         self.do(ev.Persist("member", member.client))
         self.free_evaluator(member.client)  # a test that it had went to its older session
@@ -148,6 +154,7 @@ class _Turn(ClosingTurn):
     def _silent(self, client: str) -> None:
         """The open round does not wait for it; heard again before the seal, it counts like any other."""
         self.change_member(client, silent=True)
+        self.free_evaluator(client)
         if self.state.open is not None:
             self._lose(client, self.state.open.round_num, SILENT)
 
@@ -215,15 +222,15 @@ class _Turn(ClosingTurn):
     def _note(self, client: str, result: TaskResult) -> None:
         """Keep what a client measured; its update is what the aggregators have."""
         open_round, report = self.state.open, result.report
-        if open_round is None:
-            return
-        if report.round_num == open_round.round_num:
-            open_round = replace(open_round, results={**open_round.results, client: result})
-        else:
+        if open_round is None or report.round_num != open_round.round_num:
             previous = self.state.previous
             results = {**previous.results, client: result}
             self.set(replace(self.state, previous=replace(previous, results=results)))
-        self.set_open(open_round)
+        else:
+            open_round = replace(open_round, results={**open_round.results, client: result})
+            self.set_open(open_round)
+        if open_round is None:
+            return
         # Who claimed an update that is not there is believed again when the round gives it the task again.
         believed_again = open_round.lost.get(client) != MISSING
         secure = open_round.secure
@@ -242,20 +249,15 @@ class _Turn(ClosingTurn):
         return self.rounds.late == "next" and report.round_num == open_round.round_num - 1 and not in_time
 
     def _failed(self, event: ev.Failed) -> None:
-        open_round = self.state.open
-        evaluation = open_round.evaluation if open_round else None
         if event.round_num >= 0:
             self._lose(event.client, event.round_num, event.message)
-        elif open_round is not None and evaluation is not None and evaluation.evaluator == event.client:
-            unfit = evaluation.unfit | {event.client}
-            self.set_open(replace(open_round, evaluation=replace(evaluation, evaluator="", unfit=unfit)))
-        else:
+        elif not self.free_evaluator(event.client, unfit=True) and event.client not in self.state.missed_tests:
             self._leave(event.client, event.message)
 
     def _control(self, action: str) -> None:
         phase = self.state.phase
         if action == "stop_now":
-            self._stop_now()
+            self.interrupt()
         elif action == "stop":
             self.set_phase(STOPPING, "stops after the open round; `fedel runs stop --now` gives it up")
             if phase == HELD:
@@ -270,37 +272,32 @@ class _Turn(ClosingTurn):
             if phase == HELD:
                 self.go_on()
 
-    def _stop_now(self) -> None:
-        """A round whose model is made is closed without a test; any other is given up."""
-        if self.state.open is not None and self.state.open.status == COMMITTED:
-            self.close(None)
-            return self.end(STOPPED)
-        return self.interrupt() if self.state.open is not None else self.end(STOPPED)
-
     def _restarted(self) -> None:
         members = {name: replace(m, connected=False, silent=False) for name, m in self.state.members.items()}
-        self.set(replace(self.state, members=members))
+        self.set(replace(self.state, members=members, evaluation=None))
+        if self.state.phase != HELD:
+            self.start_test()
         open_round = self.state.open
         if open_round is None:
             return
         # The deadline starts again: an outage of ours is not held against the clients.
         deadline = self.now + open_round.plan.deadline_seconds
-        self.set_open(replace(open_round, deadline=deadline, repeats=0, lost={}, evaluation=None))
+        self.set_open(replace(open_round, deadline=deadline, repeats=0, lost={}))
         if self.state.phase != HELD:
             self.ask_again(open_round)
 
     # A round from its opening to its end
 
     def _tick(self) -> None:
-        open_round = self.state.open
+        open_round, evaluation = self.state.open, self.state.evaluation
+        if evaluation is not None and not evaluation.answered and self.now >= evaluation.deadline:
+            self.miss_test(evaluation.evaluator)
         if open_round is None:
             self._open()
         elif open_round.status == OPEN and self.now >= open_round.deadline:
             self._pass_deadline(open_round)
         elif open_round.status == SEALED and open_round.secure and self.now >= open_round.deadline:
             self.pass_step(open_round, open_round.secure)
-        elif open_round.evaluation is not None and self.now >= open_round.evaluation.deadline:
-            self.miss_test(open_round.evaluation.evaluator)
 
     def _settle(self) -> None:
         """What follows from the facts without any time passing."""
@@ -311,19 +308,17 @@ class _Turn(ClosingTurn):
             return
         if open_round.status == OPEN and self._is_enough(open_round):
             self._seal()
-        elif open_round.status == COMMITTED and open_round.evaluation is not None:
-            self.find_evaluator(open_round, open_round.evaluation)
 
     def _open(self) -> None:
         """Plan the next round once enough clients are here; the plan is kept before anyone receives it."""
         state = self.state
-        if state.handover.round_num >= self.rounds.num_rounds:
-            return self.end(FINISHED)
-        if state.phase == STOPPING:
-            return self.end(STOPPED)
-        if state.phase == PAUSED or self._num_missing() > 0:
+        is_last = self.planner.is_over(state.handover)
+        if is_last or state.phase == STOPPING:
+            return None if state.committed else self.end(FINISHED if is_last else STOPPED)
+        if state.phase == PAUSED or self._num_missing() > 0 or len(state.committed) >= MAX_COMMITTED:
             return None
-        views = believed(state.present, state.handover.reports)
+        handover = state.handover
+        views = believed(state.present, handover.reports, handover.speeds)
         plan = self.planner.plan(state.handover, views)
         if not plan.tasks:
             name = self.planner.strategy.name
@@ -369,7 +364,8 @@ class _Turn(ClosingTurn):
         open_round = self.state.open
         assert open_round is not None
         busy = open_round.tasks.keys() - open_round.lost.keys()
-        views = believed(self.state.present, self.state.handover.reports)
+        handover = self.state.handover
+        views = believed(self.state.present, handover.reports, handover.speeds)
         idle = [view for view in views if view.name not in busy]
         if not idle:
             return
@@ -390,17 +386,21 @@ class _Turn(ClosingTurn):
 
     def _wait(self) -> ev.Wait:
         """What the run waits for now."""
-        open_round = self.state.open
+        open_round, evaluation = self.state.open, self.state.evaluation
         if self.state.phase == HELD:
             return ev.Wait()
+        until = [evaluation.deadline] if evaluation is not None and not evaluation.answered else []
+        why = ""
         if open_round is None:
             missing = self._num_missing()
-            waits = missing > 0 and self.state.phase != PAUSED
-            return ev.Wait(why=f"waits for {missing} more client{'s'[: missing > 1]}" if waits else "")
-        if open_round.status == OPEN:
+            if missing > 0 and self.state.phase != PAUSED:
+                why = f"waits for {missing} more client{'s'[: missing > 1]}"
+        elif open_round.status == OPEN:
             late = f"{len(open_round.done)} of {self.min_reports} reports at the deadline; waits for more"
             told = [late if open_round.overdue else "", self.divergence(open_round)]
-            return ev.Wait(open_round.deadline, "; ".join(text for text in told if text))
-        if open_round.status == SEALED and open_round.secure is not None and open_round.secure.opened is None:
-            return ev.Wait(open_round.deadline)
-        return ev.Wait(open_round.evaluation.deadline if open_round.evaluation else None)
+            why = "; ".join(text for text in told if text)
+        secure = open_round.secure if open_round else None
+        is_stepping = secure is not None and secure.opened is None
+        if open_round is not None and (open_round.status == OPEN or is_stepping):
+            until.append(open_round.deadline)
+        return ev.Wait(min(until, default=None), why)

@@ -1,10 +1,18 @@
-"""The client's part of a round: take up where the last accepted round left off, fit, stage the memory."""
+"""The client's part of a round: take up where the last accepted round left off, fit, stage the memory.
+
+``recall`` and ``needed_by`` come before the model is here: they say which tensors of it to download.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
-from fedel.types import Memory, Strategy, Task, Tensors, Trainer, Update
+from fedel.core.compression import compress_update
+from fedel.types import Memory, SentUpdate, Strategy, Task, Tensors, Trainer, UploadSettings
+
+RESIDUAL = "residual:"
+"""Tensors of a memory whose names begin like this are what compression has not sent yet."""
 
 
 class Memories(Protocol):
@@ -35,19 +43,29 @@ class KeptMemories:
         self._staged = {**kept, round_num: memory}
 
 
+def recall(accepted_round: int, fallback: Memory, memories: Memories) -> Memory:
+    """The memory that a task starts from. The window slides only past rounds whose update the server accepted:
+    the task names the last one, and a round that was lost is done again from the same memory. ``fallback`` is
+    the coordinator's copy, for a device that lost its own."""
+    return (memories.load(accepted_round) or fallback) if accepted_round >= 0 else Memory()
+
+
 def run_task(
     strategy: Strategy,
     task: Task,
-    accepted_round: int,
-    fallback: Memory,
+    memory: Memory,
     model: Tensors,
     trainer: Trainer,
     memories: Memories,
-) -> Update:
-    """Fit one task. The window slides only past rounds whose update the server accepted: the task names the
-    last one, and a round that was lost is done again from the same memory. ``fallback`` is the coordinator's
-    copy, for a device that lost its own."""
-    memory = (memories.load(accepted_round) or fallback) if accepted_round >= 0 else Memory()
-    update, after = strategy.fit(task, model, memory, trainer)
-    memories.stage(task.round_num, after)
-    return update
+    upload: UploadSettings | None = None,
+) -> SentUpdate:
+    """Fit one task. ``model`` has at least the tensors that ``needed_by`` names.
+
+    Residuals are part of the memory: what a lost round had sent is not missing from them."""
+    residuals = {n.removeprefix(RESIDUAL): v for n, v in memory.tensors.items() if n.startswith(RESIDUAL)}
+    own = {name: values for name, values in memory.tensors.items() if not name.startswith(RESIDUAL)}
+    update, after = strategy.fit(task, model, replace(memory, tensors=own), trainer)
+    sent, residuals = compress_update(upload or UploadSettings(), trainer.spec, update, model, residuals)
+    kept = {RESIDUAL + name: values for name, values in residuals.items()}
+    memories.stage(task.round_num, replace(after, tensors={**after.tensors, **kept}))
+    return sent

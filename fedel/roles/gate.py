@@ -9,8 +9,9 @@ the same checks, so that a client can lose its own place in a round and nothing 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from fedel.types import ModelSpec, Participant, Report, Window
 
@@ -74,6 +75,8 @@ def objection_to_report(report: Report, spec: ModelSpec, participant: Participan
                 "probe_forward_seconds": report.probe.forward_seconds,
                 "probe_backward_seconds": report.probe.backward_seconds,
                 "train_seconds": report.train_seconds,
+                "probe_seconds": report.probe_seconds,
+                "step_seconds": report.step_seconds,
             },
             MAX_SECONDS,
         )
@@ -94,6 +97,18 @@ def _objection_to_selected(report: Report, spec: ModelSpec) -> str:
     names = set(report.selected)
     if len(names) != len(report.selected) or not names <= {tensor.name for tensor in spec.weights}:
         return "it selected tensors that the model does not have, or one of them twice"
+    return ""
+
+
+def objection_to_wanted(places: Sequence[int], versions: Sequence[int], spec: ModelSpec) -> str:
+    """The tensors that a caller needs, by their places in the whole model, and the version it holds of each."""
+    if len(places) != len(versions):
+        return f"it needs {len(places)} tensors and holds versions of {len(versions)}: name one for each"
+    most = len(spec.tensors)
+    if places and (len(places) > most or min(places) < 0 or max(places) >= most):
+        return f"it needs tensors at places that the model does not have: they go from 0 to {most - 1}"
+    if any(after <= before for before, after in pairwise(places)):
+        return "it names a tensor twice, or not in forward order"
     return ""
 
 

@@ -23,7 +23,16 @@ from fedel.roles.gate import (
 from fedel.roles.run_state import Member, TaskResult
 from fedel.security.signed_keys import MAX_BYTES as MAX_PROOF
 from fedel.security.signed_keys import Proof
-from fedel.types import BlockTime, ModelSpec, Participant, TensorTime, TimingProfile, Window
+from fedel.types import (
+    BlockBytes,
+    BlockTime,
+    MemoryUse,
+    ModelSpec,
+    Participant,
+    TensorTime,
+    TimingProfile,
+    Window,
+)
 
 MAX_SAMPLES = 10**9
 MAX_STEP_SECONDS = 1e4
@@ -31,6 +40,7 @@ MAX_STEP_SECONDS = 1e4
 MIN_STEP_SECONDS = 1e-9
 MAX_WIDTHS = 100
 MAX_CALIBRATION = 1e6
+MAX_OPTIMISER_VALUES = 16
 PHASES = ("download", "train", "upload")
 """What a client can be at, while it works on a task."""
 SENSORS = {"power_watts": (0.0, 1e5), "energy_joules": (0.0, 1e12), "temperature_celsius": (-100.0, 1000.0)}
@@ -79,7 +89,22 @@ def objection_to_profile(profile: TimingProfile, spec: ModelSpec) -> str:
         return f"batch_size is {profile.batch_size}, which is not between 1 and {MAX_COUNT}"
     if not 0 < profile.calibration <= MAX_CALIBRATION:
         return f"calibration is {profile.calibration:g}, which is not above 0 and up to {MAX_CALIBRATION:g}"
-    return _objection_to_widths(profile) or _objection_to_seconds(profile)
+    return _objection_to_widths(profile) or _objection_to_seconds(profile) or _objection_to_memory(profile)
+
+
+def _objection_to_memory(profile: TimingProfile) -> str:
+    if (use := profile.memory) is None:
+        return ""
+    if len(use.blocks) != len(profile.blocks):
+        return f"it has the memory of {len(use.blocks)} blocks and the seconds of {len(profile.blocks)}"
+    if not 0 <= use.optimiser_values <= MAX_OPTIMISER_VALUES:
+        return f"optimiser_values is {use.optimiser_values}, which is not between 0 and {MAX_OPTIMISER_VALUES}"
+    parts: tuple[MemoryUse | BlockBytes, ...] = (use, *use.blocks)
+    for part in parts:
+        sizes = {f.name: getattr(part, f.name) for f in fields(part) if f.name.endswith("_bytes")}
+        if objection := objection_to_numbers(sizes, MAX_BYTES):
+            return objection
+    return ""
 
 
 def _objection_to_widths(profile: TimingProfile) -> str:

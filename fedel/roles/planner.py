@@ -10,12 +10,16 @@ from typing import Any
 
 from fedel import privacy
 from fedel.core import timing
+from fedel.core.budgeted import MAX_FILL
 from fedel.core.timing import SLACK
 from fedel.job import RunConfig
 from fedel.roles.gate import MAX_COUNT
 from fedel.strategies import build, protection
 from fedel.strategies.base import DEVICE_CLOCK, clock_of
 from fedel.types import (
+    AS_PROFILED,
+    CLOCK_PACE,
+    PLAN_PACE,
     ClientView,
     Memory,
     ModelSpec,
@@ -23,9 +27,13 @@ from fedel.types import (
     Plan,
     Report,
     RoundContext,
+    Speed,
     Strategy,
     Task,
 )
+
+MIN_DEADLINE = 5.0
+"""Least seconds of a deadline that follows from measured seconds: for the odd pause of a system or a link."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,10 @@ class Handover:
     global_importance: Mapping[str, float] = field(default_factory=dict)
     reports: Mapping[str, Report] = field(default_factory=dict)
     """Each client's report of the last round it counted in."""
+    speeds: Mapping[str, Speed] = field(default_factory=dict)
+    """What was learned of each client's speed, where the run keeps its pace by the clock."""
+    seconds: float = 0.0
+    """What all rounds before took."""
 
     def accepted_round(self, client: str) -> int:
         """The last round in which the client counted; -1 if it never did."""
@@ -47,10 +59,24 @@ class Handover:
         """The coordinator's copy of a client's memory, for a device that lost its own."""
         return memory_of(self.reports.get(client))
 
-    def after(self, plan: Plan, reports: Sequence[Report], importance: Mapping[str, float]) -> Handover:
-        """What the next round starts from."""
+    def after(
+        self,
+        plan: Plan,
+        reports: Sequence[Report],
+        importance: Mapping[str, float],
+        speeds: Mapping[str, Speed] | None = None,
+        seconds: float = 0.0,
+    ) -> Handover:
+        """What the next round starts from; ``speeds`` are what this one taught, ``seconds`` what it took."""
         counted = {report.client: report for report in reports}
-        return Handover(self.round_num + 1, plan.state, importance, {**self.reports, **counted})
+        return Handover(
+            round_num=self.round_num + 1,
+            plan_state=plan.state,
+            global_importance=importance,
+            reports={**self.reports, **counted},
+            speeds={**self.speeds, **(speeds or {})},
+            seconds=self.seconds + seconds,
+        )
 
 
 class RoundPlanner:
@@ -70,10 +96,12 @@ class RoundPlanner:
         protection.check(self.strategy, spec, run.protection)
         privacy.check_installed(run.protection)
         self.scope = clock_of(self.strategy, default_clock)
+        by_clock = run.budget.pace == CLOCK_PACE and self.scope != "backward"
+        self.pace = CLOCK_PACE if by_clock else PLAN_PACE
 
     def plan(self, handover: Handover, clients: Sequence[ClientView]) -> Plan:
         """The round's tasks. ``clients`` are those that are present, in a fixed order."""
-        rounds = self.run.rounds
+        rounds, speeds = self.run.rounds, {client.name: client.speed for client in clients}
         plan = self.strategy.plan(
             RoundContext(
                 round_num=handover.round_num,
@@ -89,7 +117,7 @@ class RoundPlanner:
         )
         return replace(
             plan,
-            tasks=tuple(_sendable(task) for task in plan.tasks),
+            tasks=tuple(self._complete(task, speeds[task.client]) for task in plan.tasks),
             deadline_seconds=self._deadline_seconds(plan, clients),
             # As a restart would read it, so that a run goes on the same way with and without one.
             state=json.loads(json.dumps(plan.state)),
@@ -97,22 +125,47 @@ class RoundPlanner:
 
     def budget_seconds(self, clients: Sequence[ClientView]) -> float:
         """T_th of one step."""
-        budget, profiles = self.run.budget, [client.profile for client in clients]
-        return timing.budget(profiles, budget.policy, budget.value, self.scope, self.spec.exit_each)
+        budget, seconds = self.run.budget, [self._whole_step_seconds(client) for client in clients]
+        return timing.budget(seconds, budget.policy, budget.value)
+
+    def _whole_step_seconds(self, client: ClientView) -> float:
+        """A step of the whole model; in scope ``round`` with its share of the transfers of the whole model."""
+        step = timing.full_step(client.profile, self.spec.exit_each).total(self.scope)
+        if self.scope != "round":
+            return step
+        transfers = client.speed.transfer_seconds(self.spec.num_bytes, self.spec.num_bytes)
+        return step + transfers / self.run.work.steps_for(client.num_samples)
+
+    def _complete(self, task: Task, speed: Speed) -> Task:
+        """The task with what no method decides; whatever number of steps a method came to, it can be sent."""
+        work = replace(task.work, num_steps=min(task.work.num_steps, MAX_COUNT))
+        return replace(task, work=work, pace=self.pace, speed=speed)
 
     def _deadline_seconds(self, plan: Plan, clients: Sequence[ClientView]) -> float:
-        """Seconds after which the round may close although some clients are not back."""
-        rounds = self.run.rounds
-        wanted = plan.close_after_seconds
-        if wanted is None:
-            num_samples = {client.name: client.num_samples for client in clients}
-            seconds = (t.budget_seconds * t.work.steps_for(num_samples[t.client]) for t in plan.tasks)
+        """Seconds after which the round may close although some clients are not back.
+
+        As soon as every client was measured, it follows from measured seconds.
+        """
+        rounds, views = self.run.rounds, {client.name: client for client in clients}
+        if plan.close_after_seconds is not None:
+            wanted = plan.close_after_seconds
+        else:
+            seconds = (self._expected_seconds(task, views[task.client]) for task in plan.tasks)
             wanted = rounds.deadline_factor * max(seconds, default=0.0)
-        return min(max(wanted, rounds.deadline_floor_seconds), rounds.max_deadline_seconds)
+        measured = all(views[task.client].speed != AS_PROFILED for task in plan.tasks)
+        floor = MIN_DEADLINE if measured and self.pace == CLOCK_PACE else rounds.deadline_floor_seconds
+        return min(max(wanted, floor), rounds.max_deadline_seconds)
+
+    def _expected_seconds(self, task: Task, client: ClientView) -> float:
+        seconds = task.round_seconds(client.num_samples) + client.speed.wait_seconds
+        if self.scope == "round":
+            return seconds
+        return seconds + client.speed.transfer_seconds(self.spec.num_bytes, self.spec.num_bytes)
 
     def participant(self, task: Task, num_samples: int) -> Participant:
         """What a client with this task may send; ``num_samples`` is what it joined with."""
-        max_steps = min(task.work.steps_for(num_samples), MAX_COUNT)
+        most = MAX_FILL if self.strategy.fits_steps else 1
+        max_steps = min(most * task.work.steps_for(num_samples), MAX_COUNT)
         # A step counts 1 + m + m^2 + ... through the momentum, and once more with a proximal term.
         each = 1 + (1 / (1 - task.work.momentum) if task.work.momentum < 1 else max_steps)
         return Participant(
@@ -128,18 +181,16 @@ class RoundPlanner:
         wanted = self.run.rounds.num_participants or num_tasks
         return num_reports >= min(wanted, num_tasks)
 
-    def evaluation_due(self, round_num: int) -> bool:
-        """Whether the model that this round makes is tested; the last one always is."""
+    def is_over(self, handover: Handover) -> bool:
+        """Whether the run has had all its rounds, or all its time."""
         rounds = self.run.rounds
-        every, done = rounds.evaluate_every, round_num + 1
-        return every > 0 and (done == rounds.num_rounds or done % every == 0)
+        out_of_time = 0 < rounds.max_seconds <= handover.seconds
+        return handover.round_num >= rounds.num_rounds or out_of_time
 
-
-def _sendable(task: Task) -> Task:
-    """Whatever number of steps a method came to, it can be sent."""
-    if task.work.num_steps <= MAX_COUNT:
-        return task
-    return replace(task, work=replace(task.work, num_steps=MAX_COUNT))
+    def evaluation_due(self, round_num: int, is_last: bool) -> bool:
+        """Whether the model that this round made is tested; the run's last one always is."""
+        every = self.run.rounds.evaluate_every
+        return every > 0 and (is_last or (round_num + 1) % every == 0)
 
 
 def memory_of(report: Report | None) -> Memory:

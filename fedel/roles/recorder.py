@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from fedel import privacy
 from fedel.core.bias import o1
-from fedel.records import ClientRecord, RoundRecord
+from fedel.records import DEVICE_PHASES, ClientRecord, RoundRecord
 from fedel.roles.events import Committed
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import OpenRound, RunState, TaskResult
 from fedel.types import Report, Task
-
-DEVICE_PHASES = ("download", "train", "upload", "wait")
 
 
 def round_record(planner: RoundPlanner, state: RunState, committed: Committed, now: float) -> RoundRecord:
@@ -71,6 +69,7 @@ def bare_record(
         opened_at=open_round.opened_at,
         latency_seconds=_seconds_between(open_round.opened_at, now),
         tensor_untrained_rounds=untrained_rounds(state.untrained_rounds, committed.num_clients),
+        deadline_seconds=open_round.plan.deadline_seconds,
         trouble=trouble,
     )
 
@@ -96,12 +95,27 @@ def _client_record(
     )
 
 
+def counted_seconds(scope: str, train_seconds: float, phases: Mapping[str, float]) -> float:
+    """Measured seconds that count against T_th; 0 where nothing ran on a clock.
+
+    In scope ``round`` that is the time from the task's arrival to the end of its upload, without waiting for
+    others.
+    """
+    if scope != "round" or not train_seconds:
+        return train_seconds
+    transfers = phases.get("download", 0.0) + phases.get("upload", 0.0)
+    return transfers + phases.get("train", train_seconds)
+
+
 def client_record(
     scope: str, report: Report, task: Task | None, result: TaskResult, device_type: str
 ) -> ClientRecord:
     """One client's part of a round."""
-    budget = task.budget_seconds * max(1, report.num_steps) if task else 0.0
+    budget = task.round_seconds(report.num_samples) if task else 0.0
     predicted = report.cost.total(scope) * report.num_steps
+    measured = counted_seconds(scope, report.train_seconds, result.phases)
+    if scope == "round" and measured:
+        predicted += report.probe.total(scope) + measured - report.train_seconds
     return ClientRecord(
         client=report.client,
         window=(report.window.end, report.window.front) if report.window else None,
@@ -116,16 +130,25 @@ def client_record(
         predicted_forward_seconds=report.cost.forward_seconds * report.num_steps,
         predicted_backward_seconds=report.cost.backward_seconds * report.num_steps,
         train_seconds=report.train_seconds,
-        deviation=report.train_seconds / budget - 1 if report.train_seconds and budget else None,
+        deviation=measured / budget - 1 if measured and budget else None,
         predicted_deviation=predicted / budget - 1 if budget else None,
         over_budget=report.over_budget,
         peak_memory_bytes=report.peak_memory_bytes,
         device_type=device_type,
         bytes_up=result.bytes_up,
         bytes_down=result.bytes_down,
-        phases=result.phases,
+        phases=_phases(result),
         device=result.device,
+        slowness=task.speed.slowness if task else 1.0,
     )
+
+
+def _phases(result: TaskResult) -> Mapping[str, float]:
+    """What the client measured; the probe, which it measures as a part of the training, by itself."""
+    phases, probe = result.phases, result.report.probe_seconds
+    if "train" not in phases:
+        return phases
+    return {**phases, "probe": probe, "train": max(0.0, phases["train"] - probe)}
 
 
 def _seconds_between(begin: float, end: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,6 @@ from fedel.roles import events as ev
 from fedel.roles.gate import DIVERGED
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import (
-    COMMITTED,
     HELD,
     OPEN,
     SEALED,
@@ -30,7 +30,7 @@ MAX_NAMED = 3
 """Clients that a message names."""
 
 
-class RepeatingTurn(Turn):
+class RepeatingTurn(Turn, ABC):
     def __init__(
         self, planner: RoundPlanner, tests_itself: bool, relays: bool, state: RunState, now: float
     ) -> None:
@@ -132,7 +132,8 @@ class RepeatingTurn(Turn):
         return self.set_phase(HELD, f"{reason}; {TRIES_AGAIN}")
 
     def go_on(self) -> None:
-        """Ask again for what the open round waits for."""
+        """Ask again for what the run waits for."""
+        self.test_again()
         open_round = self.state.open
         if open_round is None:
             return
@@ -141,27 +142,34 @@ class RepeatingTurn(Turn):
         self.ask_again(open_round)
 
     def ask_again(self, open_round: OpenRound) -> None:
-        """Aggregators and testers give the same answer again."""
+        """Aggregators give the same answer again."""
         secure = open_round.secure
-        if self.relays and open_round.status != COMMITTED and (secure is None or secure.opened is None):
+        if self.relays and (secure is None or secure.opened is None):
             self.new_attempt()
         elif open_round.status == SEALED:
             self.do(ev.Seal(open_round.round_num, open_round.seals))
-        elif open_round.status == COMMITTED:
-            self.start_evaluation()
         else:
             self.open_shards()
 
-    def start_evaluation(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def test_again(self) -> None:
+        """Have the oldest committed model tested again; in ``closing.py``."""
 
+    @abstractmethod
+    def close_untested(self) -> None:
+        """Close the records that wait for a test; in ``closing.py``."""
+
+    @abstractmethod
     def new_attempt(self) -> None:
-        raise NotImplementedError
+        """Try secure aggregation again from its first step; in ``secure_turn.py``."""
 
     def interrupt(self) -> None:
-        self.end(STOPPED, f"stopped in round {self.state.handover.round_num}, which was not closed")
+        is_open = self.state.open is not None
+        why = f"stopped in round {self.state.handover.round_num}, which was not closed" if is_open else ""
+        self.end(STOPPED, why)
 
     def end(self, phase: str, message: str = "") -> None:
+        self.close_untested()
         self.set(replace(self.state, open=None))
         self.set_phase(phase, message)
         self.do(ev.End(phase, message))

@@ -21,7 +21,11 @@ TRIES_AGAIN = "`fedel runs resume` tries again from here"
 
 OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
 """A round goes through these in order: tasks are out; no update is accepted any more; the next model is made;
-the model is tested and the record is complete."""
+its record is complete, with the test of the model if one is due. The next round opens once the model is made:
+the test goes on beside it."""
+MAX_COMMITTED = 2
+"""Rounds that may be committed and not closed: the model of one is tested, the next waits. Aggregators keep as
+many of the newest versions, so that a version that turns out to be the best is still there."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +68,20 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A test of the round's model."""
+    """The test of the oldest model that waits for one."""
 
     deadline: float
     evaluator: str = ""
     """The client that has the task; "" if none has."""
     unfit: frozenset[str] = frozenset()
     """Clients that tried and failed."""
+    answered: bool = False
+    """The score is there: the best so far, which the aggregators are asked to keep."""
 
 
 @dataclass(frozen=True)
 class OpenRound:
-    """The round in progress."""
+    """The round in progress, until its model is made."""
 
     round_num: int
     plan: Plan
@@ -93,11 +99,8 @@ class OpenRound:
     sealed_at: float = 0.0
     reports: tuple[Report, ...] = ()
     """Of the clients whose update every aggregator holds; known once the round is sealed."""
-    record: RoundRecord | None = None
-    """Complete but for the test, once the round is committed."""
-    evaluation: Evaluation | None = None
     secure: SecureRound | None = None
-    """With secure aggregation, until the round is committed."""
+    """With secure aggregation."""
 
     @property
     def overdue(self) -> bool:
@@ -125,6 +128,10 @@ class RunState:
     handover: Handover = field(default_factory=Handover)
     members: Mapping[str, Member] = field(default_factory=dict)
     open: OpenRound | None = None
+    committed: tuple[RoundRecord, ...] = ()
+    """Of the rounds that are not closed although their model is made; complete but for the test."""
+    evaluation: Evaluation | None = None
+    """Of the first of these."""
     previous: PreviousRound = field(default_factory=PreviousRound)
     untrained_rounds: Mapping[str, int] = field(default_factory=dict)
     """Rounds since each tensor was last trained."""

@@ -1,33 +1,41 @@
-"""How fast the planner believes a client to be: what its profile says, unless that cannot be true.
+"""How fast the planner takes a client to be: what its profile says, corrected by what was measured.
 
-T_th follows the fastest client, so one profile that is far too fast would take the work of all others away.
-Only that direction is corrected: a client that says it is slow gets little work, which harms nobody else.
+Where a run keeps its pace by the clock, measured seconds correct the profile from round to round. T_th follows
+the fastest client, so one profile that is far too fast would take the work of all others away: what cannot be
+true is not believed. A client that says it is slow gets little work, which harms nobody else.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedel.core.timing import full_step
-from fedel.roles.run_state import Member
-from fedel.types import ClientView, Report
+from fedel.roles.run_state import Member, TaskResult
+from fedel.types import AS_PROFILED, ClientView, Report, Speed
 
 FACTOR = 3.0
 """How far a profile may lie below the median of its device type, and measured seconds above predicted ones."""
 MIN_ALIKE = 3
 """Clients of one type from which on their median says something."""
 MAX_SLOWNESS = 1e6
+MIN_TRANSFER = 100_000
+"""Bytes from which on a transfer says how fast a link is, and not only how far away the server is."""
 
 
-def believed(members: Sequence[Member], reports: Mapping[str, Report]) -> list[ClientView]:
+def believed(
+    members: Sequence[Member], reports: Mapping[str, Report], speeds: Mapping[str, Speed] | None = None
+) -> list[ClientView]:
     """The members as the planner sees them, in their order. ``reports`` are the last ones that counted.
 
-    Bounds come from clients of the same type and from the seconds that the client measured. What is to learn
-    more from measured seconds belongs here: the planner takes whatever profile this gives it.
+    ``speeds`` is what was learned of each client (``learned``), where a run keeps its pace by the clock. Bounds
+    come from clients of the same type and from the seconds that the client measured.
     """
-    seconds = {member.client: full_step(member.profile).total("train") for member in members}
+    known = speeds or {}
+    slow = {member.client: known.get(member.client, AS_PROFILED).slowness for member in members}
+    seconds = {m.client: full_step(m.profile).total("train") * slow[m.client] for m in members}
     alike: dict[str, list[float]] = {}
     for member in members:
         if member.device_type:
@@ -35,10 +43,61 @@ def believed(members: Sequence[Member], reports: Mapping[str, Report]) -> list[C
     medians = {kind: statistics.median(times) for kind, times in alike.items() if len(times) >= MIN_ALIKE}
     views = []
     for member in members:
-        least = medians.get(member.device_type, 0.0) / FACTOR
-        slowness = max(least / seconds[member.client], measured_slowness(reports.get(member.client)))
-        views.append(_slowed(member, slowness))
+        client, least = member.client, medians.get(member.device_type, 0.0) / FACTOR
+        slowness = slow[client] * max(1.0, least / seconds[client])
+        if client not in known:
+            slowness = max(slowness, measured_slowness(reports.get(client)))
+        views.append(_slowed(member, slowness, known.get(client, AS_PROFILED)))
     return views
+
+
+def learned(before: Speed, result: TaskResult) -> Speed:
+    """What a client's last round adds to what is known of its speed.
+
+    A single round says little on a machine that others use too, so each counts half, except the first one.
+
+    >>> from fedel.types import StepCost
+    >>> report = Report("a", 0, 10, 4, 4.0, 0.5, cost=StepCost(0.1, 0.4), train_seconds=4.0, step_seconds=1.0)
+    >>> phases = {"download": 2.0, "train": 5.0, "upload": 1.0, "wait": 0.5}
+    >>> first = learned(AS_PROFILED, TaskResult(report, bytes_up=100_000, bytes_down=400_000, phases=phases))
+    >>> first.slowness, first.down_rate, first.up_rate, first.other_seconds, first.wait_seconds
+    (2.0, 200000.0, 100000.0, 1.0, 0.5)
+    >>> as_predicted = replace(report, cost=StepCost(0.2, 0.8))
+    >>> learned(first, TaskResult(as_predicted)).slowness
+    2.0
+    """
+    report, phases, is_first = result.report, result.phases, before == AS_PROFILED
+    steps = report.num_steps * report.step_seconds
+    other = phases["train"] - report.probe_seconds - steps if phases.get("train") else before.other_seconds
+    return Speed(
+        slowness=_corrected(before.slowness, report.step_seconds, report.cost.total("train"), is_first),
+        probe_slowness=_corrected(
+            before.probe_slowness, report.probe_seconds, report.probe.total("train"), is_first
+        ),
+        down_rate=_rate(before.down_rate, result.bytes_down, phases.get("download", 0.0)),
+        up_rate=_rate(before.up_rate, result.bytes_up, phases.get("upload", 0.0)),
+        other_seconds=_mixed(before.other_seconds, max(0.0, other)),
+        wait_seconds=_mixed(before.wait_seconds, phases.get("wait", before.wait_seconds)),
+    )
+
+
+def _corrected(slowness: float, measured: float, predicted: float, is_first: bool) -> float:
+    """``predicted`` has the old slowness in it."""
+    if measured <= 0 or predicted <= 0:
+        return slowness
+    ratio = measured / predicted
+    return min(max(slowness * (ratio if is_first else math.sqrt(ratio)), 1 / FACTOR), MAX_SLOWNESS)
+
+
+def _rate(before: float, num_bytes: int, seconds: float) -> float:
+    """Bytes per second; what is too small to measure a link by changes nothing."""
+    if num_bytes < MIN_TRANSFER or seconds <= 0:
+        return before
+    return num_bytes / seconds if not before else 1 / _mixed(1 / before, seconds / num_bytes)
+
+
+def _mixed(before: float, now: float) -> float:
+    return (before + now) / 2 if before else now
 
 
 def measured_slowness(report: Report | None) -> float:
@@ -59,8 +118,8 @@ def measured_slowness(report: Report | None) -> float:
     return report.train_seconds / predicted
 
 
-def _slowed(member: Member, slowness: float) -> ClientView:
-    if slowness <= 1:
-        return member.view
+def _slowed(member: Member, slowness: float, speed: Speed) -> ClientView:
+    if slowness == 1:
+        return replace(member.view, speed=speed)
     profile = member.profile.scaled(min(slowness, MAX_SLOWNESS), member.profile.device)
-    return replace(member.view, profile=profile)
+    return replace(member.view, profile=profile, speed=speed)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedel.seeds import generator
+from fedel.types import Speed
 
 _BITS = 8e-6
 """Megabits in a byte."""
@@ -30,9 +31,18 @@ class Link:
         >>> Link(up_mbps=8, down_mbps=16, latency_seconds=0.5).seconds(bytes_up=2_000_000, bytes_down=2_000_000)
         4.0
         """
-        up = bytes_up * _BITS / self.up_mbps if self.up_mbps else 0.0
-        down = bytes_down * _BITS / self.down_mbps if self.down_mbps else 0.0
-        return up + down + 2 * self.latency_seconds
+        return self.up_seconds(bytes_up) + self.down_seconds(bytes_down)
+
+    def up_seconds(self, num_bytes: int) -> float:
+        return (num_bytes * _BITS / self.up_mbps if self.up_mbps else 0.0) + self.latency_seconds
+
+    def down_seconds(self, num_bytes: int) -> float:
+        return (num_bytes * _BITS / self.down_mbps if self.down_mbps else 0.0) + self.latency_seconds
+
+    @property
+    def speed(self) -> Speed:
+        """What a device would measure of it."""
+        return Speed(down_rate=self.down_mbps / _BITS, up_rate=self.up_mbps / _BITS)
 
 
 @dataclass(frozen=True)

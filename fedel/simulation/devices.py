@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedel.config import nearest
@@ -22,8 +22,12 @@ class DeviceType:
     """Times slower than the base profile, tensor by tensor, or than its own."""
     profile: str = ""
     """File of its own timing profile, as ``fedel profile`` writes it; empty takes the base."""
+    memory_mb: int = 0
+    """Megabytes of memory that it may use in all; 0 sets no limit. Needs a profile that was measured."""
 
     def __post_init__(self) -> None:
+        if self.memory_mb < 0:
+            raise ValueError(f"memory_mb = {self.memory_mb}: 0 is the least, and sets no limit")
         if self.slowness <= 0:
             raise ValueError(f"slowness = {self.slowness:g}: a factor above 0; 2 is half as fast")
 
@@ -96,8 +100,19 @@ def profiles(fleet: FleetConfig, base: TimingProfile, spec: ModelSpec) -> dict[s
     for name in used:
         kind = {**KNOWN, **fleet.types}[name]
         own = load_profile(Path(kind.profile), spec) if kind.profile else base
-        found[name] = own.scaled(kind.slowness, name)
+        found[name] = _limited(own, name, kind.memory_mb).scaled(kind.slowness, name)
     return found
+
+
+def _limited(profile: TimingProfile, name: str, memory_mb: int) -> TimingProfile:
+    if not memory_mb:
+        return profile
+    if profile.memory is None:
+        raise ConfigError(
+            f"[fleet.types.{name}] memory_mb = {memory_mb}: the timing profile it uses ({profile.device}) says"
+            ' nothing about memory; set base = "measured", or give it a profile from `fedel profile`'
+        )
+    return replace(profile, memory=replace(profile.memory, limit_bytes=memory_mb * 10**6))
 
 
 def build(

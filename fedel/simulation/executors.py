@@ -58,7 +58,7 @@ class SharedModel:
     """The model in memory that a process shares with its children: written once, read by all."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        sizes = [t.size * np.dtype(t.dtype).itemsize for t in spec.tensors]
+        sizes = [t.num_bytes for t in spec.tensors]
         starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
         memory = mmap.mmap(-1, max(1, starts[-1]))
         self._places: dict[str, Array] = {

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import heapq
-import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from fedel.core.timing import SCOPES
+from fedel.core.compression import restored
+from fedel.core.timing import STEP_SCOPES
 from fedel.errors import ConfigError, UpdateRefused
 from fedel.records import ClientRecord, RoundRecord
 from fedel.roles import events as ev
@@ -22,14 +23,12 @@ from fedel.simulation.conditions import Faults
 from fedel.simulation.devices import Client
 from fedel.simulation.executors import Executor
 from fedel.simulation.job import Evaluation
+from fedel.simulation.scores import scores
 from fedel.simulation.store import Checkpoint
-from fedel.simulation.workers import ClientTask, EvaluationPart, Outcome, Tally
+from fedel.simulation.workers import ClientTask, Outcome
 from fedel.strategies import secure_fold
 from fedel.strategies.protection import RoundStart, repeatable_secret
-from fedel.types import Memory, Participant, Patch, Report, Update
-
-NUM_TEST_PARTS = 8
-"""A test is cut into this many parts, whatever the number of workers, so that sums are always rounded alike."""
+from fedel.types import Array, Change, Memory, Participant, Patch, Report, SentUpdate, Update
 
 Progress = Callable[[int, int], None]
 """Called with the number of clients of a round that are done, and the number of all."""
@@ -45,6 +44,7 @@ class Arrival:
     memory: Memory = field(compare=False)
     """What the client remembers if its update counts."""
     spent: clock.Spent = field(compare=False)
+    phases: Mapping[str, float] = field(compare=False)
     bytes_up: int = field(compare=False)
     bytes_down: int = field(compare=False)
     update: Update | None = field(compare=False)
@@ -53,13 +53,21 @@ class Arrival:
     """Why the update cannot be folded."""
 
 
+@dataclass(frozen=True)
+class _Received:
+    num_bytes: int
+    held: Array
+    """The versions that the client holds then, as in ``Checkpoint.held``."""
+
+
 @dataclass
 class _VirtualRound:
     """One round as the simulated aggregator and network see it."""
 
     fold: RoundFold
     arrived: dict[str, Arrival] = field(default_factory=dict)
-    bytes_down: dict[str, int] = field(default_factory=dict)
+    received: dict[str, _Received] = field(default_factory=dict)
+    """What came down to each client; nothing to one that dropped out."""
     dropped: list[str] = field(default_factory=list)
     closed: Closed | None = None
     record: RoundRecord | None = None
@@ -88,8 +96,11 @@ class Simulation:
         # In forward order, whatever the order in a file.
         model = {tensor.name: checkpoint.model[tensor.name] for tensor in engine.spec.tensors}
         self.checkpoint = replace(checkpoint, model=model)
+        handover = checkpoint.handover
+        if engine.planner.scope == "round" and not handover.speeds:
+            handover = replace(handover, speeds={client.name: client.link.speed for client in clients})
         self._state = RunState(
-            handover=checkpoint.handover,
+            handover=handover,
             members={client.name: _member(client) for client in clients},
             untrained_rounds=checkpoint.untrained_rounds,
         )
@@ -101,7 +112,7 @@ class Simulation:
 
     @property
     def is_over(self) -> bool:
-        return self.checkpoint.handover.round_num >= self._engine.run.rounds.num_rounds
+        return self._engine.planner.is_over(self.checkpoint.handover)
 
     def play(self, progress: Progress | None = None) -> RoundRecord:
         """One round, and its record."""
@@ -121,8 +132,7 @@ class Simulation:
     def _wait(self) -> None:
         """For the next client or the deadline, whichever comes first."""
         deadline, open_round = self._deadline, self._state.open
-        assert open_round is not None
-        if open_round.status != OPEN:
+        if open_round is None or open_round.status != OPEN:
             return self._apply(ev.Settle(), self._now)
         assert deadline is not None
         # Once the deadline has passed with too few updates, the round waits for the next client.
@@ -179,7 +189,6 @@ class Simulation:
         # A client that got a new task gives up the one it was late with.
         self._arrivals = [arrival for arrival in self._arrivals if arrival.client not in names]
         heapq.heapify(self._arrivals)
-        round_.bytes_down |= self._bytes_down(names)
         round_.fold.invite(names)
         dropped = [
             order.task.client
@@ -188,7 +197,12 @@ class Simulation:
         ]
         round_.dropped += dropped
         tasks = [
-            ClientTask(o.task, o.accepted_round, self.checkpoint.memories.get(o.task.client, Memory()))
+            ClientTask(
+                o.task,
+                o.accepted_round,
+                self.checkpoint.memories.get(o.task.client, Memory()),
+                self._faults.drift(seed, o.task.round_num, o.task.client),
+            )
             for o in orders
             if o.task.client not in dropped
         ]
@@ -201,20 +215,45 @@ class Simulation:
         report, round_ = outcome.update.report, self._round
         client, scope = self._clients[report.client], self._engine.planner.scope
         bytes_up = self._bytes_up(outcome.update)
-        bytes_down = round_.bytes_down[client.name]
+        received = round_.received[client.name] = self._receive(client.name, outcome.needed)
+        bytes_down = received.num_bytes
         drift = self._faults.drift(self._engine.run.seed, report.round_num, client.name)
-        spent = clock.spent(report, drift, client.link.seconds(bytes_up, bytes_down))
+        up, down = client.link.up_seconds(bytes_up), client.link.down_seconds(bytes_down)
+        as_profiled = self._as_profiled(report)
+        spent = clock.spent(as_profiled, drift, up + down)
         # Seconds and memory of the machine that simulates say nothing about the device.
-        report = replace(report, train_seconds=spent.training(scope), peak_memory_bytes=0)
-        update = replace(outcome.update, report=report)
+        report = replace(
+            report,
+            train_seconds=spent.training(scope),
+            probe_seconds=drift * as_profiled.probe.total(scope),
+            step_seconds=drift * as_profiled.cost.total(scope),
+            peak_memory_bytes=0,
+        )
+        phases = {"download": down, "train": spent.train_seconds, "upload": up} if scope == "round" else {}
+        update = replace(self._restored(outcome.update), report=report)
         seconds = start + spent.total(scope)
-        arrival = Arrival(seconds, client.name, report, outcome.memory, spent, bytes_up, bytes_down, update)
+        arrival = Arrival(
+            seconds, client.name, report, outcome.memory, spent, phases, bytes_up, bytes_down, update
+        )
         if self._faults.fails(self._engine.run.seed, report.round_num, client.name):
             arrival.update, arrival.refused = None, "its task failed"
             round_.fold.drop(update)
         elif self._counts_for_sure(seconds):
             self._fold(arrival)  # at once, so that memory does not grow with the number of clients
         return arrival
+
+    def _as_profiled(self, report: Report) -> Report:
+        """With the seconds of the device's profile, not those that earlier rounds made the client expect."""
+        assert self._state.open is not None
+        speed = self._state.open.tasks[report.client].speed
+        if speed.slowness == 1 == speed.probe_slowness:
+            return report
+        cost = report.cost.scaled(1 / speed.slowness)
+        return replace(report, cost=cost, probe=report.probe.scaled(1 / speed.probe_slowness))
+
+    def _restored(self, sent: SentUpdate) -> Update:
+        """Against the model of this round, from which the client started."""
+        return restored(self._engine.run.upload, sent, self.checkpoint.model)
 
     def _counts_for_sure(self, seconds: float) -> bool:
         open_round = self._state.open
@@ -223,20 +262,21 @@ class Simulation:
         waits_for_all = not self._engine.planner.enough(num_tasks - 1, num_tasks)
         return waits_for_all and clock.in_time(seconds, open_round.deadline)
 
-    def _bytes_up(self, update: Update) -> int:
+    def _bytes_up(self, update: SentUpdate) -> int:
         if self._engine.run.protection.secure:
             assert self._state.open is not None
-            return secure_fold.bytes_up(update.patches, len(self._state.open.tasks))
+            return secure_fold.bytes_up(self._restored(update).patches, len(self._state.open.tasks))
         return sum(patch_bytes(patch) for patch in update.patches.values())
 
-    def _bytes_down(self, names: Iterable[str]) -> dict[str, int]:
-        """What changed since each client last had the model; everything for one that never had it."""
-        versions, held = self.checkpoint.versions, self.checkpoint.held
-        sizes = {t.name: t.size * np.dtype(t.dtype).itemsize for t in self._engine.spec.tensors}
-        return {
-            name: sum(n for tensor, n in sizes.items() if versions.get(tensor, 0) > held.get(name, -1))
-            for name in names
-        }
+    def _receive(self, name: str, needed: Collection[str]) -> _Received:
+        """A client downloads the tensors that it needs, if they changed since it last had them."""
+        tensors, checkpoint = self._engine.spec.tensors, self.checkpoint
+        versions = np.array([checkpoint.versions.get(t.name, 0) for t in tensors])
+        sizes = np.array([t.num_bytes for t in tensors])
+        wanted = np.array([t.name in needed for t in tensors])
+        held = checkpoint.held.get(name, -1)
+        num_bytes = int(sizes[wanted & (versions > held)].sum())
+        return _Received(num_bytes, np.where(wanted, checkpoint.handover.round_num, held).astype(np.int32))
 
     # The aggregator
 
@@ -251,7 +291,7 @@ class Simulation:
         report = arrival.report
         if arrival.refused:
             return ev.Failed(arrival.client, report.round_num, arrival.refused)
-        result = TaskResult(report, arrival.bytes_up, arrival.bytes_down)
+        result = TaskResult(report, arrival.bytes_up, arrival.bytes_down, arrival.phases)
         return ev.Done(arrival.client, result)
 
     def _fold(self, arrival: Arrival) -> None:
@@ -294,12 +334,12 @@ class Simulation:
             closed.state,
             {**before.memories, **memories},
             {**before.versions, **dict.fromkeys(self._changed(closed), handover.round_num)},
-            {**before.held, **dict.fromkeys(round_.bytes_down, record.round)},
+            {**before.held, **{name: received.held for name, received in round_.received.items()}},
             record.tensor_untrained_rounds,
         )
         scope, late = self._engine.planner.scope, sorted(self._arrivals)
         self._keep_late(late, record.latency_seconds)
-        clocks = {s: max((a.spent.total(s) for a in round_.arrived.values()), default=0.0) for s in SCOPES}
+        clocks = {s: max((a.spent.total(s) for a in round_.arrived.values()), default=0.0) for s in STEP_SCOPES}
         return replace(
             record,
             clients=tuple(self._client(entry, round_.arrived[entry.client]) for entry in record.clients),
@@ -308,7 +348,7 @@ class Simulation:
             dropped=tuple(round_.dropped),
             late=tuple(arrival.client for arrival in late),
             bytes_up=sum(arrival.bytes_up for arrival in round_.arrived.values()),
-            bytes_down=sum(round_.bytes_down.values()),
+            bytes_down=sum(received.num_bytes for received in round_.received.values()),
         )
 
     def _keep_late(self, late: Sequence[Arrival], round_seconds: float) -> None:
@@ -322,49 +362,34 @@ class Simulation:
 
     def _client(self, entry: ClientRecord, arrival: Arrival) -> ClientRecord:
         spent = arrival.spent
-        clocks = {scope: spent.training(scope) for scope in SCOPES}
-        return replace(entry, clock_seconds=clocks, network_seconds=spent.network_seconds)
+        clocks = {scope: spent.training(scope) for scope in STEP_SCOPES}
+        return replace(
+            entry, phases=arrival.phases, clock_seconds=clocks, network_seconds=spent.network_seconds
+        )
 
     # Tests
 
     def _test(self, version: int) -> ev.Evaluated:
         """Accuracy and loss of the new model; in some rounds also the accuracy of each exit."""
-        (score,) = self._tested(self._engine.planner.strategy.exits_to_average(self._engine.spec))
-        every, rounds = self._evaluation.exits_every, self._engine.run.rounds.num_rounds
+        test = partial(scores, self._executor, self._num_test_samples, self._evaluation.limit)
+        (score,) = test(self._engine.planner.strategy.exits_to_average(self._engine.spec))
+        every, is_last = self._evaluation.exits_every, self._engine.planner.is_over(self._state.handover)
         exits = None
-        if every and (version % every == 0 or version == rounds):
-            exits = tuple(each.accuracy for each in self._tested(each_exit=True))
+        if every and (version % every == 0 or is_last):
+            exits = tuple(each.accuracy for each in test(each_exit=True))
         return ev.Evaluated(version, score.accuracy, score.loss, exit_accuracies=exits)
 
-    def _tested(self, average: tuple[int, ...] = (), each_exit: bool = False) -> list[Score]:
-        limit = self._evaluation.limit
-        num_parts = min(NUM_TEST_PARTS, limit or self._num_test_samples, self._num_test_samples)
-        todo = [EvaluationPart(part, num_parts, limit, average, each_exit) for part in range(num_parts)]
-        parts: dict[int, Sequence[Tally]] = dict(self._executor.run(todo))
-        return [Score.of(tallies) for tallies in zip(*(parts[i] for i in range(num_parts)), strict=True)]
 
-
-@dataclass(frozen=True)
-class Score:
-    accuracy: float
-    loss: float
-
-    @staticmethod
-    def of(tallies: Sequence[Tally]) -> Score:
-        targets = max(1, sum(tally.num_targets for tally in tallies))
-        correct = sum(tally.num_correct for tally in tallies)
-        return Score(correct / targets, math.fsum(tally.loss_sum for tally in tallies) / targets)
-
-
-def patch_bytes(patch: Patch) -> int:
-    """Bytes on the wire: the values, and one bit per place where a mask says which they are.
+def patch_bytes(patch: Patch | Change) -> int:
+    """Bytes on the wire: the values or their compressed change, and one bit per place where a mask says which
+    they are.
 
     >>> three = np.zeros(3, np.float32)
     >>> patch_bytes(Patch(three)), patch_bytes(Patch(three, np.ones(9, bool)))
     (12, 14)
     """
     mask = -(-patch.where.size // 8) if isinstance(patch.where, np.ndarray) else 0
-    return patch.values.nbytes + mask
+    return (patch.values.nbytes if isinstance(patch, Patch) else patch.data.nbytes) + mask
 
 
 def _member(client: Client) -> Member:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -23,7 +24,7 @@ from fedel.files import write_atomic
 from fedel.records import RoundRecord
 from fedel.roles.planner import Handover, memory_of
 from fedel.serialisation import from_json, to_json
-from fedel.types import Memory, Tensors
+from fedel.types import Array, Memory, Tensors
 
 _FREE_TO_CHANGE = ("num_rounds",)
 """Settings of ``[rounds]`` that may change when a run goes on."""
@@ -41,8 +42,8 @@ class Checkpoint:
     """Of the last round that each client counted in."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """Tensor -> the round whose end gave it its values; absent: never changed."""
-    held: Mapping[str, int] = field(default_factory=dict)
-    """Client -> the round whose start it last downloaded the model at."""
+    held: Mapping[str, Array] = field(default_factory=dict)
+    """Client -> for each tensor, in forward order, the round in which it last downloaded it; -1: never."""
     untrained_rounds: Mapping[str, int] = field(default_factory=dict)
     """Rounds since each tensor was last trained."""
 
@@ -56,7 +57,8 @@ class _Saved:
     """Clients whose memory has tensors."""
     has_fold_state: bool
     versions: Mapping[str, int]
-    held: Mapping[str, int]
+    held: Mapping[str, int | list[int]]
+    """One number where it is the same for all tensors."""
     untrained_rounds: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -105,7 +107,7 @@ class RunFolder:
             with_tensors,
             bool(checkpoint.fold_state),
             checkpoint.versions,
-            checkpoint.held,
+            {client: _shortened(held) for client, held in checkpoint.held.items()},
             checkpoint.untrained_rounds,
         )
         write_atomic(self._state / "state.json", to_json(saved))
@@ -141,13 +143,15 @@ class RunFolder:
         for client in saved.with_tensors:
             tensors = load_file(self._memory_file(client, handover.accepted_round(client)))
             memories[client] = replace(memories[client], tensors=tensors)
+        model = load_file(self._model_file(round_num))
+        held = {client: np.full(len(model), versions, np.int32) for client, versions in saved.held.items()}
         return Checkpoint(
-            load_file(self._model_file(round_num)),
+            model,
             handover,
             load_file(self._fold_file(round_num)) if saved.has_fold_state else {},
             memories,
             saved.versions,
-            saved.held,
+            held,
             saved.untrained_rounds,
         )
 
@@ -174,6 +178,11 @@ class RunFolder:
 
     def _memory_file(self, client: str, round_num: int) -> Path:
         return self._state / f"memory-{client}-{round_num}.safetensors"
+
+
+def _shortened(held: Array) -> int | list[int]:
+    numbers: list[int] = held.tolist()
+    return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:

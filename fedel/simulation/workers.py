@@ -6,8 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedel.roles.edge import KeptMemories, run_task
-from fedel.types import Memory, ModelSpec, Strategy, Task, Tensors, Trainer, Update
+from fedel.roles.edge import KeptMemories, recall, run_task
+from fedel.simulation.pace import VirtualPace
+from fedel.strategies.base import CorrectedTrainer, needed_by
+from fedel.types import (
+    CLOCK_PACE,
+    Memory,
+    ModelSpec,
+    SentUpdate,
+    Strategy,
+    Task,
+    Tensors,
+    Trainer,
+    UploadSettings,
+)
 
 
 @dataclass(frozen=True)
@@ -17,13 +29,17 @@ class ClientTask:
     task: Task
     accepted_round: int
     memory: Memory
+    drift: float = 1.0
+    """How many times slower than its profile the device is now."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    update: Update
+    update: SentUpdate
     memory: Memory
     """What the client remembers if the update counts."""
+    needed: frozenset[str]
+    """The tensors of the model that it used."""
 
 
 @dataclass(frozen=True)
@@ -72,25 +88,28 @@ class Workload(Protocol):
 
 
 class Worker:
-    def __init__(self, strategy: Strategy, workload: Workload) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: Strategy, workload: Workload, upload: UploadSettings | None = None) -> None:
+        self._strategy, self._upload = strategy, upload
         self.workload = workload
 
     def perform(self, item: ClientTask | EvaluationPart, model: Tensors) -> Outcome | Sequence[Tally]:
         return self._fit(item, model) if isinstance(item, ClientTask) else self.workload.test(model, item)
 
     def _fit(self, item: ClientTask, model: Tensors) -> Outcome:
+        strategy, task, trainer = self._strategy, item.task, self._trainer(item)
         memories = KeptMemories()
         memories.stage(item.accepted_round, item.memory)
-        update = run_task(
-            self._strategy,
-            item.task,
-            item.accepted_round,
-            Memory(),
-            model,
-            self.workload.trainer(item.task.client),
-            memories,
-        )
-        after = memories.load(item.task.round_num)
+        memory = recall(item.accepted_round, Memory(), memories)
+        needed = needed_by(strategy, task, memory, trainer)
+        part = {name: model[name] for name in needed}
+        update = run_task(strategy, task, memory, part, trainer, memories, self._upload)
+        after = memories.load(task.round_num)
         assert after is not None
-        return Outcome(update, after)
+        return Outcome(update, after, needed)
+
+    def _trainer(self, item: ClientTask) -> Trainer:
+        task, strategy = item.task, self._strategy
+        trainer = self.workload.trainer(task.client)
+        if task.pace == CLOCK_PACE and strategy.fits_steps:
+            trainer = VirtualPace(trainer, task, strategy.budget_scope, item.drift)
+        return CorrectedTrainer(trainer, task.speed)

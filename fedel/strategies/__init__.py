@@ -52,7 +52,10 @@ METHODS: Mapping[str, type[Any]] = {
 
 GROUP = "fedel.strategies"
 """Entry points of installed packages that bring methods."""
-PARTS = ("plan", "fit", "fold", "name", "weighting", "budget_scope", "widths", "exits_to_average")
+PARTS = (
+    *("plan", "fit", "fold", "name", "weighting", "budget_scope", "fits_steps", "sends_parts", "fits_memory"),
+    *("widths", "exits_to_average"),
+)
 """What makes a class a strategy, as in ``fedel.types.Strategy``."""
 
 __all__ = ["METHODS", "build", "describe", "find", *(method.__name__ for method in METHODS.values())]

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedel.core.aggregation import MaskedMean
-from fedel.core.timing import SCOPES, full_step
+from fedel.core.timing import STEP_SCOPES, full_step
 from fedel.seeds import derive, generator
 from fedel.types import (
     FREE,
@@ -17,11 +17,13 @@ from fedel.types import (
     Folded,
     Hook,
     LocalWork,
+    Memory,
     ModelSpec,
     Patch,
     Report,
     Role,
     RoundContext,
+    Speed,
     StepCost,
     Strategy,
     Task,
@@ -35,6 +37,7 @@ from fedel.types import (
 )
 
 WEIGHTINGS = ("uniform", "samples")
+STEPS = ("", "plan", "fit")
 DEVICE_CLOCK = "train"
 """Default clock of a federation: its coordinator waits for whole steps."""
 PAPER_CLOCK = "backward"
@@ -47,8 +50,17 @@ def one_of(name: str, value: str, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} = {value!r} is not one of: {', '.join(allowed)}")
 
 
-def check_scope(scope: str) -> None:
-    one_of("budget_scope", scope, SCOPES)
+def check_scope(scope: str, allowed: Collection[str] = STEP_SCOPES) -> None:
+    one_of("budget_scope", scope, allowed)
+
+
+def steps_fit(steps: str, scope: str) -> bool:
+    """Whether clients make as many steps as T_th pays for; the paper's simulation keeps to the plan.
+
+    >>> steps_fit("", "backward"), steps_fit("", "round"), steps_fit("plan", "round")
+    (False, True, False)
+    """
+    return steps == "fit" or (not steps and scope != "backward")
 
 
 def clock_of(strategy: Strategy, default: str = DEVICE_CLOCK) -> str:
@@ -67,9 +79,34 @@ class Method:
     widths: tuple[float, ...] = ()
     sends_parts: ClassVar[bool] = False
     """Whether updates hold parts of tensors; secure aggregation sums whole ones."""
+    fits_memory: ClassVar[bool] = False
+    """Whether it trains less where ``Task.memory_bytes`` says so."""
+
+    @property
+    def fits_steps(self) -> bool:
+        return False
 
     def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:  # noqa: ARG002
         return ()
+
+    def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:  # noqa: ARG002
+        return None
+
+
+def needed_by(strategy: Strategy, task: Task, memory: Memory, trainer: Trainer) -> frozenset[str]:
+    """Names of the tensors that a method's ``fit`` uses for this task.
+
+    All of them where a class has a ``fit`` of its own and does not say what that needs: what it inherits speaks
+    of another ``fit``.
+    """
+    named = None
+    for kind in type(strategy).__mro__:
+        if "tensors_needed" in vars(kind):
+            named = strategy.tensors_needed(task, memory, trainer)
+            break
+        if "fit" in vars(kind):
+            break
+    return frozenset(trainer.spec.by_name if named is None else named)
 
 
 def draw(context: RoundContext) -> list[ClientView]:
@@ -98,16 +135,25 @@ def task_for(
         seed=derive(context.seed, "train", context.round_num, client.name),
         settings=settings or {},
         global_importance=context.global_importance,
+        memory_bytes=client.profile.memory_limit_bytes,
     )
 
 
 def train_spec_for(
-    task: Task, trainer: Trainer, selected: Collection[str], window: Window, exits: tuple[int, ...] = ()
+    task: Task,
+    trainer: Trainer,
+    selected: Collection[str],
+    window: Window,
+    exits: tuple[int, ...] = (),
+    num_steps: int | None = None,
 ) -> TrainSpec:
-    """A training of ``selected`` inside ``window``, through the exits that the model trains by."""
+    """A training of ``selected`` inside ``window``, through the exits that the model trains by.
+
+    ``num_steps`` replaces those of the plan.
+    """
     return TrainSpec(
         work=task.work,
-        num_steps=task.work.steps_for(trainer.num_samples),
+        num_steps=task.work.steps_for(trainer.num_samples) if num_steps is None else num_steps,
         seed=task.seed,
         selected=frozenset(selected),
         exits=exits or trainer.spec.exits_for(window.end, window.front),
@@ -142,7 +188,7 @@ def update_of(
         client=task.client,
         round_num=task.round_num,
         num_samples=trainer.num_samples,
-        num_steps=train_spec.num_steps,
+        num_steps=trained.num_steps,
         effective_steps=trained.effective_steps,
         loss=trained.loss,
         loss_square=trained.loss_square,
@@ -150,6 +196,8 @@ def update_of(
         cost=cost,
         probe=probe,
         train_seconds=trained.seconds,
+        probe_seconds=trained.probe_seconds,
+        step_seconds=trained.step_seconds,
         peak_memory_bytes=trained.peak_memory_bytes,
         window=window,
         resets=resets,
@@ -193,11 +241,31 @@ class WrappedTrainer:
     def classes(self) -> tuple[int, ...]:
         return self._trainer.classes
 
+    def profile_again(self) -> bool:
+        return self._trainer.profile_again()
+
+    @property
+    def same_inputs(self) -> bool:
+        return self._trainer.same_inputs
+
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
         return self._trainer.probe(model, window, work, seed)
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
         return self._trainer.train(model, train_spec)
+
+
+class CorrectedTrainer(WrappedTrainer):
+    """A trainer whose timing profile is corrected by what earlier rounds measured, for whatever method."""
+
+    def __init__(self, trainer: Trainer, speed: Speed) -> None:
+        super().__init__(trainer)
+        profile = trainer.profile
+        self._profile = profile if speed.slowness == 1 else profile.scaled(speed.slowness, profile.device)
+
+    @property
+    def profile(self) -> TimingProfile:
+        return self._profile
 
 
 class HookedTrainer(WrappedTrainer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -104,6 +104,10 @@ class DepthFL(Method):
             return spec.num_blocks
         fitting = [d for d in depths(spec) if fits(prefix_step(spec, profile, d).total(scope), budget_seconds)]
         return max(fitting, default=depths(spec)[0])
+
+    def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:  # noqa: ARG002
+        """Blocks up to the client's depth, and its exits."""
+        return trainer.spec.tensors_for(exits_of(trainer.spec, int(task.settings["depth"])))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         spec, depth = trainer.spec, int(task.settings["depth"])

@@ -6,18 +6,22 @@ keeps training the tensors near the output (paper, section 3). Re-selected every
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedel.core.budgeted import SELECTIONS, choose, less_probe, probe_cost, window_cost
+from fedel.core.budgeted import SELECTIONS, Prices, choose
 from fedel.core.importance import local
+from fedel.core.timing import SCOPES
 from fedel.strategies.base import (
+    STEPS,
     WEIGHTINGS,
     MeanFold,
     Method,
     check_scope,
     draw,
     one_of,
+    steps_fit,
     task_for,
     train_spec_for,
     update_of,
@@ -41,34 +45,46 @@ class ElasticTrainer(Method):
     name: ClassVar[str] = "elastictrainer"
 
     budget_scope: str = "backward"
-    """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
+    """What counts against T_th: ``backward``, as in the paper's simulation; ``train``, the whole step; or
+    ``round``, all that a client does in a round: download, probe, steps, upload."""
+    steps: str = ""
+    """``plan``: the planned number in every round; ``fit``: as many as T_th pays for. Empty: ``fit``, except in
+    scope ``backward``."""
     dp: str = "exact"
     """Tensor selection: ``exact``, or ``official`` for the reference's own dynamic programme."""
     weighting: str = "uniform"
     """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
     probe_in_budget: bool = False
-    """Take the importance probe's time out of T_th; otherwise it comes on top, as in the paper."""
+    """Take the importance probe's time out of T_th, as scope ``round`` always does; otherwise it comes on top,
+    as in the paper."""
 
     def __post_init__(self) -> None:
-        check_scope(self.budget_scope)
+        check_scope(self.budget_scope, SCOPES)
+        one_of("steps", self.steps, STEPS)
         one_of("dp", self.dp, SELECTIONS)
         one_of("weighting", self.weighting, WEIGHTINGS)
+
+    @property
+    def fits_steps(self) -> bool:
+        return steps_fit(self.steps, self.budget_scope)
 
     def plan(self, context: RoundContext) -> Plan:
         return Plan(tuple(task_for(context, client) for client in draw(context)))
 
+    def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:  # noqa: ARG002
+        """All but the early exits, unless every block trains through its own."""
+        return trainer.spec.tensors_for(trainer.spec.exits_for(1, trainer.spec.num_blocks))
+
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
-        spec, profile = trainer.spec, trainer.profile
-        window, budget = whole(spec), task.budget_seconds
+        prices, window = Prices.of(task, trainer, self.budget_scope), whole(trainer.spec)
         importance = local(trainer.probe(model, window, task.work, task.seed))
-        probe = probe_cost(spec, profile, window)
-        if self.probe_in_budget:
-            steps = task.work.steps_for(trainer.num_samples)
-            budget = less_probe(budget, probe.total(self.budget_scope), steps)
-        selected, in_budget = choose(spec, profile, window, importance, budget, self.budget_scope, self.dp)
-        train_spec = train_spec_for(task, trainer, selected, window)
+        probe = prices.probe(window)
+        in_budget = self.probe_in_budget or prices.whole_round
+        probe_seconds = probe.total(self.budget_scope) if in_budget else 0.0
+        choice = choose(prices, window, importance, self.dp, probe_seconds, self.fits_steps)
+        train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=choice.num_steps)
         trained = trainer.train(model, train_spec)
-        cost = window_cost(spec, profile, selected, window)
+        cost = prices.step(choice.selected, window)
         update = update_of(
             task,
             model,
@@ -78,7 +94,7 @@ class ElasticTrainer(Method):
             cost,
             window,
             probe=probe,
-            over_budget=not in_budget,
+            over_budget=not choice.in_budget,
         )
         return update, memory
 

@@ -6,20 +6,25 @@ exit at the window's front, and is only needed inside the window (A11).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedel.core.budgeted import SELECTIONS, choose, less_probe, probe_cost, window_cost
+from fedel.core import memory_budget
+from fedel.core.budgeted import SELECTIONS, Choice, Prices, choose, choose_whole, fill
 from fedel.core.importance import blend, local
-from fedel.core.timing import block_seconds, fits
-from fedel.core.window import VARIANTS, slide
+from fedel.core.prefix import bytes_per_sample, frozen_steps, room_for
+from fedel.core.timing import SCOPES
+from fedel.core.window import VARIANTS, shrink, slide
 from fedel.strategies.base import (
+    STEPS,
     WEIGHTINGS,
     MeanFold,
     Method,
     check_scope,
     draw,
     one_of,
+    steps_fit,
     task_for,
     train_spec_for,
     update_of,
@@ -31,21 +36,32 @@ from fedel.types import (
     ModelSpec,
     Plan,
     RoundContext,
+    StepCost,
     Task,
     Tensors,
     Trainer,
     Update,
+    Window,
 )
+
+MAX_PROBE = 0.2
+"""Share of T_th beyond which the probe is not worth its time, with steps that fit T_th: then all tensors count
+the same here, and the global importance decides."""
 
 
 @dataclass(frozen=True)
 class FedEL(Method):
     name: ClassVar[str] = "fedel"
+    fits_memory: ClassVar[bool] = True
 
     beta: float = 0.6
     """Share of local importance in the blend; the rest is the global model's last change."""
     budget_scope: str = "backward"
-    """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
+    """What counts against T_th: ``backward``, as in the paper's simulation; ``train``, the whole step; or
+    ``round``, all that a client does in a round: download, probe, steps, upload."""
+    steps: str = ""
+    """``plan``: the planned number in every round; ``fit``: as many as T_th pays for. Empty: ``fit``, except in
+    scope ``backward``."""
     variant: str = "fedel"
     """Window: ``fedel``; ``disjoint`` is the paper's FedEL-C; ``no-rollback`` never starts again."""
     hold_rounds: int = 10
@@ -55,41 +71,54 @@ class FedEL(Method):
     weighting: str = "uniform"
     """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
     train_all_that_fits: bool = False
-    """Where the whole window fits the budget, train it whole; importance is not needed, nor its probe."""
+    """Where the whole window fits the budget, train it whole; importance is not needed, nor its probe. With
+    steps that fit T_th it is always so."""
     probe_in_budget: bool = False
-    """Take the importance probe's time out of T_th; otherwise it comes on top, as in the paper."""
+    """Take the importance probe's time out of T_th, as scope ``round`` always does; otherwise it comes on top,
+    as in the paper."""
+    prefix_cache_mb: int = 0
+    """Megabytes in which to keep the outputs of the frozen blocks, for samples that come again in a round."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
             raise ValueError(f"beta = {self.beta:g}: the share of local importance lies between 0 and 1")
         if self.hold_rounds < 1:
             raise ValueError(f"hold_rounds = {self.hold_rounds}: a window is held for at least 1 round")
-        check_scope(self.budget_scope)
+        if self.prefix_cache_mb < 0:
+            raise ValueError(f"prefix_cache_mb = {self.prefix_cache_mb}: 0 is the least, and keeps nothing")
+        check_scope(self.budget_scope, SCOPES)
+        one_of("steps", self.steps, STEPS)
         one_of("variant", self.variant, VARIANTS)
         one_of("dp", self.dp, SELECTIONS)
         one_of("weighting", self.weighting, WEIGHTINGS)
 
+    @property
+    def fits_steps(self) -> bool:
+        return steps_fit(self.steps, self.budget_scope)
+
     def plan(self, context: RoundContext) -> Plan:
         return Plan(tuple(task_for(context, client) for client in draw(context)))
 
+    def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:
+        """Blocks up to the window's front, and the exits through which the window trains."""
+        window = self.slide(task, memory, trainer).window
+        assert window is not None
+        return trainer.spec.tensors_for(trainer.spec.exits_for(window.end, window.front))
+
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         memory = self.slide(task, memory, trainer)  # line 11
-        spec, profile, scope = trainer.spec, trainer.profile, self.budget_scope
-        window, budget = memory.window, task.budget_seconds
+        prices, window = Prices.of(task, trainer, self.budget_scope), memory.window
         assert window is not None
-        everything = {t.name for t in spec.weights_in(window.end, window.front)}
-        whole_window = window_cost(spec, profile, everything, window).total(scope)
-        if self.train_all_that_fits and fits(whole_window, budget):
-            selected, in_budget, probe = everything, True, FREE
+        prices = replace(prices, frozen_share=self._frozen_share(task, trainer, window))
+        if memory_budget.fits(trainer.spec, trainer.profile, window, task.memory_bytes):
+            choice, probe = self._choose(task, model, window, trainer, prices)
         else:
-            probed = local(trainer.probe(model, window, task.work, task.seed))  # line 8
-            importance = blend(probed, task.global_importance, self.beta)  # lines 9 and 10
-            probe = probe_cost(spec, profile, window)
-            if self.probe_in_budget:
-                steps = task.work.steps_for(trainer.num_samples)
-                budget = less_probe(budget, probe.total(scope), steps)
-            selected, in_budget = choose(spec, profile, window, importance, budget, scope, self.dp)  # line 12
-        train_spec = train_spec_for(task, trainer, selected, window)
+            window = Window(window.front, window.front)
+            choice, probe = self._choose_in_memory(task, window, trainer, prices), FREE
+            memory = replace(memory, window=window)
+        train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=choice.num_steps)
+        room = self._cache_bytes(task, trainer, choice.selected, window)
+        train_spec = replace(train_spec, prefix_cache_bytes=room)
         trained = trainer.train(model, train_spec)  # line 13
         update = update_of(
             task,
@@ -97,27 +126,78 @@ class FedEL(Method):
             trainer,
             train_spec,
             trained,
-            window_cost(spec, profile, selected, window),
+            prices.step(choice.selected, window),
             window,
             probe=probe,
             resets=memory.resets,
             rounds_held=memory.rounds_held,
-            over_budget=not in_budget,
+            over_budget=not choice.in_budget,
         )
         return update, replace(memory, selected=update.report.selected)
 
+    def _choose_in_memory(self, task: Task, window: Window, trainer: Trainer, prices: Prices) -> Choice:
+        """What fits of the front block where not even its probe does."""
+        spec, profile, front = trainer.spec, trainer.profile, window.front
+        selected = memory_budget.part_of_front(spec, profile, front, task.global_importance, task.memory_bytes)
+        return replace(fill(prices, window, selected, self.fits_steps), in_budget=False)
+
+    def _choose(
+        self, task: Task, model: Tensors, window: Window, trainer: Trainer, prices: Prices
+    ) -> tuple[Choice, StepCost]:
+        """What to train in the window, and what the probe for that cost."""
+        if self.train_all_that_fits or self.fits_steps:
+            whole_window = choose_whole(prices, window, self.fits_steps)
+            if whole_window is not None:
+                return whole_window, FREE
+        probe = prices.probe(window)
+        seconds = probe.total(self.budget_scope)
+        if self.fits_steps and seconds > MAX_PROBE * prices.round_seconds:
+            probe, seconds = FREE, 0.0
+            change = dict.fromkeys((t.name for t in trainer.spec.weights_in(window.end, window.front)), 0.0)
+        else:
+            change = dict(trainer.probe(model, window, task.work, task.seed))  # line 8
+        importance = blend(local(change), task.global_importance, self.beta)  # lines 9 and 10
+        in_budget = self.probe_in_budget or prices.whole_round
+        choice = choose(  # line 12
+            prices, window, importance, self.dp, seconds if in_budget else 0.0, self.fits_steps
+        )
+        return choice, probe
+
+    def _cache_bytes(self, task: Task, trainer: Trainer, selected: Collection[str], window: Window) -> int:
+        """Room for the outputs of the frozen blocks while ``selected`` trains."""
+        if not self.prefix_cache_mb or window.end == 1 or not trainer.same_inputs:
+            return 0
+        wanted = self.prefix_cache_mb * 10**6
+        return room_for(trainer.spec, trainer.profile, selected, window, wanted, task.memory_bytes)
+
+    def _frozen_share(self, task: Task, trainer: Trainer, window: Window) -> float:
+        """The share of the planned steps that run the frozen blocks, if the whole window trains."""
+        every = {t.name for t in trainer.spec.weights_in(window.end, window.front)}
+        room = self._cache_bytes(task, trainer, every, window)
+        if not room:
+            return 1.0
+        steps, sample_bytes = (
+            task.work.steps_for(trainer.num_samples),
+            bytes_per_sample(trainer.profile, window),
+        )
+        return frozen_steps(task.work, trainer.num_samples, steps, sample_bytes, room) / steps
+
     def slide(self, task: Task, memory: Memory, trainer: Trainer) -> Memory:
         """The memory with this round's window; it is kept only if the update that follows is accepted."""
+
+        def in_memory(window: Window) -> bool:
+            return memory_budget.fits(trainer.spec, trainer.profile, window, task.memory_bytes)
+
         held = memory.rounds_held + 1
         if self.variant == "no-rollback" and memory.window is not None and held < self.hold_rounds:
-            return replace(memory, rounds_held=held)
+            window = shrink(memory.window, memory.window.end, memory.window.front, in_memory)
+            return replace(memory, window=window, rounds_held=held)
         blocks = {trainer.spec.by_name[name].block for name in memory.selected}
         # Tensors can be left out of the backward pass, blocks cannot be left out of the forward pass: where
         # that counts, a window just above the budget would spend it all on the way in.
-        within = self.budget_scope == "train"
-        budget = task.budget_seconds - (trainer.profile.overhead_seconds if within else 0.0)
-        seconds = block_seconds(trainer.profile, self.budget_scope)
-        window = slide(memory.window, blocks, seconds, budget, self.variant, within)
+        prices, within = Prices.of(task, trainer, self.budget_scope), self.budget_scope != "backward"
+        budget = task.budget_seconds - (prices.profile.overhead_seconds if within else 0.0)
+        window = slide(memory.window, blocks, prices.block_seconds(), budget, self.variant, within, in_memory)
         was_last = memory.window is not None and memory.window.front == trainer.spec.num_blocks
         reset = was_last and self.variant != "no-rollback"
         return replace(memory, window=window, resets=memory.resets + reset, rounds_held=0)

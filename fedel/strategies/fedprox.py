@@ -27,6 +27,8 @@ class FedProx(Wrapper):
         if self.mu < 0:
             raise ValueError(f"mu = {self.mu:g}: the proximal term needs a value of at least 0")
 
+    tensors_needed = Wrapper.tensors_needed  # the pull looks at what trains, no further
+
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         return self.base.fit(task, model, memory, _PullingTrainer(trainer, self.mu) if self.mu else trainer)
 
@@ -52,5 +54,6 @@ class _PullingTrainer(HookedTrainer):
         self._mu = mu
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
-        steps = effective_steps(train_spec.num_steps, train_spec.work, self._mu)
-        return replace(super().train(model, train_spec), effective_steps=steps)
+        trained = super().train(model, train_spec)
+        steps = effective_steps(trained.num_steps, train_spec.work, self._mu)
+        return replace(trained, effective_steps=steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,7 +53,7 @@ def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
             f"[protection] secure: '{strategy.name}' counts tensors that were not sent, and of these there is"
             " no sum; set strategy.mask_aware = true"
         )
-    if protection.secure and getattr(strategy, "sends_parts", False):
+    if protection.secure and strategy.sends_parts:
         raise ConfigError(
             f"[protection] secure: '{strategy.name}' sends parts of tensors, of which no sum per value is"
             " known; take a method that sends whole tensors, such as fedel or fedavg"
@@ -118,30 +119,27 @@ class RobustFold:
     """The trimmed mean or the median of every value; every client that trained it counts the same.
 
     It keeps all updates until the end: an aggregator's are views of the files in its journal, which take no
-    memory of the process; in a simulation they do.
+    memory of the process; in a simulation they do. Compressed ones stay so until their tensor's turn comes.
     """
 
     def __init__(self, spec: ModelSpec, trim: float, absent_counts: bool, clip: Clip | None) -> None:
         self._trim, self._absent_counts, self._clip = trim, absent_counts, clip
         self._sound = MaskedMean({t.name: t.shape for t in spec.tensors})
-        self._patches: dict[str, list[tuple[Patch, float]]] = {}
-        self._num_updates = 0
+        self._updates: list[tuple[Mapping[str, Patch], float]] = []
 
     def add(self, update: Update) -> None:
         self._sound.check(update.patches)
         factor = self._clip.factor(update.patches) if self._clip else 1.0
-        for name, patch in update.patches.items():
-            self._patches.setdefault(name, []).append((patch, factor))
-        self._num_updates += 1
+        self._updates.append((update.patches, factor))
 
     def finish(self, model: Tensors, state: Tensors) -> Folded:
         return Folded({name: self._next(name, old) for name, old in model.items()}, state)
 
     def _next(self, name: str, old: Array) -> Array:
-        patches = self._patches.get(name)
-        if patches is None:
+        patches = [(sent[name], factor) for sent, factor in self._updates if name in sent]
+        if not patches:
             return old
-        num_absent = self._num_updates - len(patches) if self._absent_counts else 0
+        num_absent = len(self._updates) - len(patches) if self._absent_counts else 0
         return trimmed_mean(old, patches, self._trim, num_absent)
 
 

@@ -7,7 +7,7 @@ slower ones train as many blocks on the output side as they can in the time. Lat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,6 +83,10 @@ class TimelyFL(Method):
             settings = {"interval": interval, "alpha": alpha, "epochs": float(epochs)}
             tasks.append(task_for(context, client, settings, num_steps=num * epochs))
         return Plan(tuple(tasks), close_after_seconds=interval * (1 + self.slack))
+
+    def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:  # noqa: ARG002
+        """All but the early exits, unless every block trains through its own."""
+        return trainer.spec.tensors_for(trainer.spec.exits_for(1, trainer.spec.num_blocks))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         spec, alpha = trainer.spec, task.settings["alpha"]

@@ -163,11 +163,11 @@ class Bench:
         """(block, its entrance, its output) of every block, or of every exit on a frozen trunk."""
         pieces, h = [], self.x
         for block in range(1, self.spec.num_blocks + 1):
-            entrance, inside = _cut(h)
+            entrance, inside = cut(h)
             if self.spec.exit_each:
                 with torch.no_grad():
                     h = self.model.run(inside, block, block)
-                entrance, inside = _cut(h)
+                entrance, inside = cut(h)
                 pieces.append((block, entrance, self.model.exit(block, inside)))
             else:
                 h = self.model.run(inside, block, block)
@@ -181,7 +181,7 @@ class Bench:
             with torch.no_grad():
                 h = self.model.run(h, block, block)
             with elastic(self.model, (), (block,)):
-                _, inside = _cut(h)
+                _, inside = cut(h)
                 begin = stamp(self.device)
                 logits = self.model.exit(block, inside)
                 self.samples.add((1.0, "exit forward", block), seconds_between(begin, stamp(self.device)))
@@ -212,7 +212,7 @@ def layers_with_weights(model: BlockModel) -> list[Layer]:
     return [Layer(model.get_submodule(name), tuple(tensors)) for name, tensors in owned.items()]
 
 
-def _cut(h: Tensor) -> tuple[Tensor, Tensor]:
+def cut(h: Tensor) -> tuple[Tensor, Tensor]:
     """A leaf that takes the gradient, and a copy to compute with that may be changed in place."""
     leaf = h.detach()
     if not leaf.is_floating_point():

@@ -41,6 +41,13 @@ def timed(device: torch.device, work: Callable[[], object]) -> float:
     return seconds_between(begin, stamp(device))
 
 
+def resident_bytes(device: torch.device) -> int:
+    """In use now: of the device on a GPU, else by this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return _status_bytes("VmRSS") or _most_ever()
+
+
 def reset_peak_memory(device: torch.device) -> None:
     """Start a new high-water mark; where the system offers none, the mark of the whole process stays."""
     if device.type == "cuda":
@@ -56,9 +63,18 @@ def peak_memory_bytes(device: torch.device) -> int:
     """The high-water mark since the last reset: of the device on a GPU, else of this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    return _status_bytes("VmHWM") or _most_ever()
+
+
+def _status_bytes(name: str) -> int:
+    """A line of Linux's account of this process; 0 on other systems."""
     try:
         lines = _STATUS.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def _most_ever() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

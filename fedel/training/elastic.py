@@ -54,12 +54,15 @@ class Elastic:
 
     def logits(self, x: Tensor) -> list[Tensor]:
         """Logits at every exit used."""
+        return self.window_logits(self.entrance(x))
+
+    def entrance(self, x: Tensor) -> Tensor:
+        """What enters the window: the output of block ``end - 1``, which is frozen."""
         with torch.no_grad():
-            h = self.model.run(x, 1, self.end - 1)
-        return self.window_logits(h)
+            return self.model.run(x, 1, self.end - 1)
 
     def window_logits(self, h: Tensor) -> list[Tensor]:
-        """The same from the output of block ``end - 1``."""
+        """The same from what enters the window."""
         found, first = [], self.end
         for block in self.exits:
             h = self.model.run(h, first, block)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +35,10 @@ def make_trainer(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Ev
     data = make_data(run, settings.data.root)
     model = make_model(run, data)
     indices = part_of(data, settings.data)
-    timing = profile_of(run, settings, model, data, indices)
-    trainer = TorchTrainer(model, data, indices, timing, settings.device)
-    return trainer, _evaluator(model, data, settings.device) if settings.evaluate else None
+    source = ProfileSource(run, settings, model, data, indices)
+    again = source.measure if settings.profile is None else None
+    trainer = TorchTrainer(model, data, indices, source.find(), settings.device, again)
+    return trainer, ModelTest(run, model, data, settings.device) if settings.evaluate else None
 
 
 def initial_model(run: RunConfig, root: str = "") -> tuple[ModelSpec, dict[str, Array]]:
@@ -71,40 +74,84 @@ def part_of(data: Dataset, part: DataPart) -> Array:
     return split(data, config, part.seed)[part.index]
 
 
-def profile_of(
-    run: RunConfig, settings: TrainerSettings, model: BlockModel, data: Dataset, indices: Array
-) -> TimingProfile:
-    """The profile given, the one measured before on this device, or one measured now."""
-    if settings.profile is not None:
-        return load_profile(settings.profile, model.spec)
-    widths = tuple(w for w in build_strategy(run.strategy).widths if w < 1)
-    threads = torch.get_num_threads()
-    key = cache_key(run, model.spec, data.input_shape, widths, settings.device, threads)
-    kept = settings.cache_dir and settings.cache_dir / f"profile-{key}.json"
-    if kept and kept.exists():
-        try:
-            return load_profile(kept, model.spec)
-        except ProfileError as error:
-            _log.warning("measuring the timing profile again: %s", error)
-    batch = np.resize(indices, run.work.batch_size)
-    rng = np.random.default_rng(0)
-    _log.info("measuring how long each tensor of %s takes to train here; this is done once", model.spec.name)
-    measured = profile(
-        model,
-        data.train_batch(batch, rng),
-        run.work,
-        settings.device,
-        widths=widths,
-        fetch=lambda: data.train_batch(batch, rng),
-    )
-    if kept:
-        save_profile(measured, Path(kept))
-    return measured
+@dataclass(frozen=True)
+class ProfileSource:
+    """Where a client's timing profile comes from: a file, the cache of this device, or a measurement."""
+
+    run: RunConfig
+    settings: TrainerSettings
+    model: BlockModel
+    data: Dataset
+    indices: Array
+
+    def find(self) -> TimingProfile:
+        if self.settings.profile is not None:
+            return self._limited(load_profile(self.settings.profile, self.model.spec))
+        if self._cached and self._cached.exists():
+            try:
+                return self._limited(load_profile(self._cached, self.model.spec))
+            except ProfileError as error:
+                _log.warning("measuring the timing profile again: %s", error)
+        return self.measure()
+
+    def measure(self) -> TimingProfile:
+        """Measure on this device now, and keep the result."""
+        data, work, settings = self.data, self.run.work, self.settings
+        batch, rng = np.resize(self.indices, work.batch_size), np.random.default_rng(0)
+        _log.info("measuring how long each tensor of %s takes to train here", self.model.spec.name)
+        measured = profile(
+            self.model,
+            data.train_batch(batch, rng),
+            work,
+            settings.device,
+            widths=self._widths,
+            fetch=lambda: data.train_batch(batch, rng),
+            limit_bytes=settings.memory_bytes,
+        )
+        if self._cached:
+            save_profile(measured, self._cached)
+        return self._limited(measured)
+
+    def _limited(self, timing: TimingProfile) -> TimingProfile:
+        """The profile with this device's limit of memory."""
+        limit_bytes = self.settings.memory_bytes
+        if timing.memory is None:
+            if limit_bytes:
+                _log.warning(
+                    "the timing profile says nothing about memory, so memory_mb cannot be kept: measure it"
+                    " again with this version of FedEL, and with a torch that has Kineto"
+                )
+            return timing
+        return replace(timing, memory=replace(timing.memory, limit_bytes=limit_bytes))
+
+    @property
+    def _widths(self) -> tuple[float, ...]:
+        return tuple(w for w in build_strategy(self.run.strategy).widths if w < 1)
+
+    @cached_property
+    def _cached(self) -> Path | None:
+        run, settings, spec = self.run, self.settings, self.model.spec
+        if not settings.cache_dir:
+            return None
+        shape, threads = self.data.input_shape, torch.get_num_threads()
+        key = cache_key(run, spec, shape, self._widths, settings.device, threads, settings.memory_bytes)
+        return Path(settings.cache_dir) / f"profile-{key}.json"
 
 
-def _evaluator(model: BlockModel, data: Dataset, device: str) -> Evaluator:
-    def test(tensors: Tensors, average: Collection[int]) -> Score:
-        model.load(tensors)
-        return evaluate(model, data.test_batches(), device, average)
+@dataclass(frozen=True)
+class ModelTest:
+    """Tests a model on the data set's test data."""
 
-    return test
+    run: RunConfig
+    model: BlockModel
+    """Scratch space, which it shares with the trainer."""
+    data: Dataset
+    device: str
+
+    def __call__(self, tensors: Tensors, average: Collection[int]) -> Score:
+        self.model.load(tensors)
+        return evaluate(self.model, self.data.test_batches(), self.device, average)
+
+    def beside_training(self) -> ModelTest:
+        """The same test with a model of its own."""
+        return replace(self, model=fresh_model(self.run, self.data))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from fedel.errors import ProfileError
 from fedel.files import write_atomic
 from fedel.serialisation import parse_json
-from fedel.types import BlockTime, ModelSpec, TensorTime, TimingProfile, WidthTime
+from fedel.types import BlockBytes, BlockTime, MemoryUse, ModelSpec, TensorTime, TimingProfile, WidthTime
 
 FORMAT = 1
 """Raised whenever a reader of the old format could misread the new one."""
@@ -88,10 +88,31 @@ def _parse(record: Any) -> TimingProfile:
         overhead_seconds=_seconds(record, "overhead_seconds"),
         calibration=_seconds(record, "calibration"),
         source=str(record["source"]),
+        memory=_memory(record.get("memory"), len(record["blocks"])),
     )
     if not profile.tensors or any(not 1 <= t.block <= len(profile.blocks) for t in profile.tensors):
         raise ValueError("a tensor stands in a block that is not there")
     return profile
+
+
+def _memory(record: Any, num_blocks: int) -> MemoryUse | None:
+    """Files from before memory was measured have none."""
+    if record is None:
+        return None
+    blocks = tuple(
+        BlockBytes(**{f.name: _count(b, f.name) for f in fields(BlockBytes)}) for b in record["blocks"]
+    )
+    if len(blocks) != num_blocks:
+        raise ValueError(f"it has memory of {len(blocks)} blocks and seconds of {num_blocks}")
+    numbers = {f.name: _count(record, f.name) for f in fields(MemoryUse) if f.name != "blocks"}
+    return MemoryUse(blocks=blocks, **numbers)
+
+
+def _count(record: dict[str, Any], key: str) -> int:
+    value = int(record[key])
+    if value < 0:
+        raise ValueError(f"{key} is {value}, which is not a number of bytes")
+    return value
 
 
 def _seconds(record: dict[str, Any], key: str) -> float:

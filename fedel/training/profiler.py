@@ -10,15 +10,31 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from fedel.core.memory_budget import whole_bytes
 from fedel.job import RunConfig
 from fedel.models.blocks import BlockModel
+from fedel.training import memory_use
 from fedel.training.bench import ALL, NONE, Bench, Part
 from fedel.training.graph import BEFORE_ALL
-from fedel.types import Array, BlockTime, LocalWork, ModelSpec, Role, TensorTime, TimingProfile, WidthTime
+from fedel.types import (
+    Array,
+    BlockTime,
+    LocalWork,
+    MemoryUse,
+    ModelSpec,
+    Role,
+    TensorTime,
+    TimingProfile,
+    WidthTime,
+)
 
+FEW_SAMPLES = 32
+"""Memory is measured with so many where there may not be enough for a whole batch."""
 Progress = Callable[[int, int], None]
 """Called with the rounds of measurement done and to do."""
 
@@ -33,16 +49,22 @@ def profile(
     rounds: int = 15,
     fetch: Callable[[], object] | None = None,
     progress: Progress | None = None,
+    limit_bytes: int = 0,
 ) -> TimingProfile:
     """Measure ``model`` on ``batch``, which stands for every batch of training.
 
     ``widths`` adds whole steps of the model narrowed to these shares; ``fetch`` makes one batch ready, and
-    its time counts as overhead. The model's values are the same afterwards.
+    its time counts as overhead. With ``limit_bytes``, memory is measured on a few samples and drawn out to the
+    batch; where a step of the whole model would not fit, a part of the batch is timed, and its seconds count in
+    proportion. The model's values are the same afterwards.
     """
     device = torch.device(device)
     model.to(device)
     before = model.tensors()
-    bench = Bench(model, torch.from_numpy(batch[0]), torch.from_numpy(batch[1]), work, device)
+    x, y = torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
+    use = _memory_use(model, x, y, work, device, limit_bytes) if memory_use.can_measure(device) else None
+    timed = _samples_within(model.spec, use, len(x)) if use else len(x)
+    bench = Bench(model, x[:timed], y[:timed], work, device)
     narrowed = {w: model.narrow(w)[0].to(device) for w in sorted(widths) if w < 1}
     try:
         for done in range(-1, rounds):
@@ -53,7 +75,39 @@ def profile(
                 progress(done + 1, rounds)
     finally:
         model.load(before)
-    return _assemble(bench, tuple(narrowed))
+    return replace(_of_whole_batch(bench, tuple(narrowed), len(x)), memory=use)
+
+
+def _memory_use(
+    model: BlockModel, x: Tensor, y: Tensor, work: LocalWork, device: torch.device, limit_bytes: int
+) -> MemoryUse:
+    few = len(x) if limit_bytes == 0 else min(len(x), FEW_SAMPLES)
+    use = memory_use.measure(model, x[:few], y[:few], work, device)
+    if few < len(x):
+        half = memory_use.measure(model, x[: few // 2], y[: few // 2], work, device)
+        use = use.extended(half, len(x) / few)
+    return replace(use, limit_bytes=limit_bytes)
+
+
+def _samples_within(spec: ModelSpec, use: MemoryUse, num_samples: int) -> int:
+    """How many samples to time: all, or half as often as it takes for a step of the whole model to fit."""
+    samples = num_samples
+    # Twice, because a step that is taken apart holds a copy of what passes between blocks.
+    while whole_bytes(spec, use.scaled(2 * samples / num_samples)) > use.limit_bytes > 0:
+        if samples <= 2:
+            break
+        samples //= 2
+    return samples
+
+
+def _of_whole_batch(bench: Bench, widths: Sequence[float], batch_size: int) -> TimingProfile:
+    found, ratio = _assemble(bench, widths), batch_size / len(bench.x)
+    if ratio == 1:
+        return found
+    fetch = bench.samples.median("fetch")  # of the whole batch already
+    found = found.scaled(ratio, found.device)
+    overhead = found.overhead_seconds - fetch * (ratio - 1)
+    return replace(found, batch_size=batch_size, overhead_seconds=overhead)
 
 
 def cache_key(
@@ -63,6 +117,7 @@ def cache_key(
     widths: Sequence[float],
     device: str | torch.device,
     num_threads: int,
+    limit_bytes: int = 0,
 ) -> str:
     """Everything that a measurement depends on; a profile kept under the same key can be used again."""
     # How many samples there are changes nothing in the time of a step.
@@ -75,6 +130,7 @@ def cache_key(
         run.workload.data,
         sorted(options.items()),
         tuple(widths),
+        limit_bytes,
         default_device_name(torch.device(device)),
         num_threads,
         torch.__version__,

@@ -52,6 +52,8 @@ class TrainerSettings:
     """A timing profile to use; ``None`` measures one, once."""
     cache_dir: Path | None = None
     """Where measured profiles are kept; ``None`` keeps none."""
+    memory_bytes: int = 0
+    """What this process may use of the device's memory; 0 is no limit."""
 
 
 class Score(Protocol):
@@ -68,7 +70,12 @@ class Score(Protocol):
 
 
 Evaluator = Callable[[Tensors, Collection[int]], Score]
-"""Tests a model by the exits that ``Strategy.exits_to_average`` names; without any, by its last one."""
+"""Tests a model by the exits that ``Strategy.exits_to_average`` names; without any, by its last one.
+
+It is called in the thread that trains, between two trainings. With a method ``beside_training() -> Evaluator``
+it is not: the evaluator that this returns, which shares nothing with the trainer, is called in another thread
+at the same time. The method itself is called once, in the thread that trains.
+"""
 
 MakeTrainer = Callable[[RunConfig, TrainerSettings], tuple[Trainer, Evaluator | None]]
 """What ``RunConfig.trainer`` names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -28,6 +28,7 @@ from fedel.training.hooks import (
     take_step,
 )
 from fedel.training.objective import objective
+from fedel.training.prefix_cache import PrefixCache
 from fedel.types import (
     Array,
     LocalWork,
@@ -49,7 +50,8 @@ MAX_STATISTICS_BATCHES = 8
 class TorchTrainer:
     """Trains one client's samples. Results depend on the arguments only, never on earlier calls.
 
-    The model is scratch space: trainers of one process may share it, one call at a time.
+    The model is scratch space: trainers of one process may share it, one call at a time. Only the tensors that
+    run have to be given.
     """
 
     def __init__(
@@ -59,14 +61,16 @@ class TorchTrainer:
         indices: Array,
         profile: TimingProfile,
         device: str | torch.device = "cpu",
+        measure: Callable[[], TimingProfile] | None = None,
     ) -> None:
+        """``measure`` makes a new timing profile; without it, ``profile`` is for good."""
         if len(indices) == 0:
             raise DataError(f"a client of {data.name} holds no samples; give each one, or use fewer clients")
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.data = data
         self.indices = np.asarray(indices)
-        self._profile = profile
+        self._profile, self._measure = profile, measure
 
     @property
     def spec(self) -> ModelSpec:
@@ -87,11 +91,22 @@ class TorchTrainer:
             return ()
         return tuple(np.unique(self.data.train.y[self.indices]).tolist())
 
+    def profile_again(self) -> bool:
+        if self._measure is None:
+            return False
+        self._profile = self._measure()
+        return True
+
+    @property
+    def same_inputs(self) -> bool:
+        """Whether a sample gives the same input each time it comes."""
+        return not self.data.augmented
+
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
         """First-order loss change <g1, dw> of every weight in the window, by a trial step."""
-        self.model.load(model)
         weights = [t.name for t in self.spec.weights_in(window.end, window.front)]
         exits = self.spec.exits_for(window.end, window.front)
+        self.model.load(model, exits)
         rng = generator(seed, "probe")
         x, y = self._batch(next(batch_stream(self.indices, work, rng)), rng)
         with (
@@ -120,7 +135,7 @@ class TorchTrainer:
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
         """Train from ``model`` as ``train_spec`` says."""
-        self.model.load(model)
+        self.model.load(model, train_spec.exits)
         work, hooks = train_spec.work, train_spec.hooks
         statistics = self._statistics(train_spec) if train_spec.static_norm else {}
         network, where = (self.model, {}) if train_spec.width == 1 else self.model.narrow(train_spec.width)
@@ -144,7 +159,7 @@ class TorchTrainer:
             training = TorchTraining(work, net.trained, model, where, self.device)
             with reweighted(network, hooks):
                 begin = stamp(self.device)
-                loss, loss_square = self._steps(net, train_spec, training)
+                num_steps, loss, loss_square = self._steps(net, train_spec, training)
                 seconds = seconds_between(begin, stamp(self.device))
             with torch.no_grad():
                 for hook in hooks:
@@ -152,25 +167,26 @@ class TorchTrainer:
             patches = _patches(net, where) | statistics
         return Trained(
             patches=patches,
-            effective_steps=effective_steps(train_spec.num_steps, work),
+            num_steps=num_steps,
+            effective_steps=effective_steps(num_steps, work),
             loss=loss,
             loss_square=loss_square,
             seconds=seconds,
             peak_memory_bytes=peak_memory_bytes(self.device),
         )
 
-    def _steps(self, net: Elastic, train_spec: TrainSpec, training: TorchTraining) -> tuple[float, float]:
-        """Mean loss, and Oort's moving average of the squared sample loss over the first pass."""
-        work, num_steps = train_spec.work, train_spec.num_steps
+    def _steps(self, net: Elastic, train_spec: TrainSpec, training: TorchTraining) -> tuple[int, float, float]:
+        """Steps made, mean loss, and Oort's moving average of the squared sample loss over the first pass."""
+        work = train_spec.work
         rng = generator(train_spec.seed, "batches")
-        stream = batch_stream(self.indices, work, rng)
+        stream = self._entrances(net, train_spec, rng)
         first_pass = max(1, -(-self.num_samples // work.batch_size))
         optimiser = optim.build(net.trained.values(), work) if net.trained else None
-        losses = torch.zeros(num_steps, dtype=torch.float64, device=self.device)
+        losses: list[Tensor] = []
         square = torch.zeros((), dtype=torch.float64, device=self.device)
-        for step in range(num_steps):
-            x, y = self._batch(next(stream), rng)
-            loss, each = loss_of(train_spec.hooks, training, net.logits(x), y)
+        while self._goes_on(train_spec, len(losses)):
+            h, y = next(stream)
+            loss, each = loss_of(train_spec.hooks, training, net.window_logits(h), y)
             if optimiser is not None and loss.requires_grad:
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -178,11 +194,32 @@ class TorchTrainer:
                     change_gradients(train_spec.hooks, training)
                     optim.clip([p.grad for p in net.trained.values() if p.grad is not None], work.clip_norm)
                     take_step(train_spec.hooks, training, optimiser.step)
-            losses[step] = each.mean()
-            if step < first_pass:
-                squared = each.double().square().mean()
-                square = squared if step == 0 else 0.8 * square + 0.2 * squared
-        return float(losses.mean()) if num_steps else 0.0, float(square)
+            if len(losses) < first_pass:
+                squared = each.detach().double().square().mean()
+                square = 0.8 * square + 0.2 * squared if losses else squared
+            losses.append(each.detach().mean().double())
+        return len(losses), float(torch.stack(losses).mean()) if losses else 0.0, float(square)
+
+    def _goes_on(self, train_spec: TrainSpec, num_done: int) -> bool:
+        if train_spec.pace is not None and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a clock is read when the step is done, not when it is queued
+        return train_spec.goes_on(num_done)
+
+    def _entrances(
+        self, net: Elastic, train_spec: TrainSpec, rng: np.random.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What enters the window, batch by batch, and the targets; kept where the same comes again."""
+
+        def entrance(indices: Array) -> tuple[Tensor, Tensor]:
+            x, y = self._batch(indices, rng)
+            return net.entrance(x), y
+
+        work, max_bytes = train_spec.work, train_spec.prefix_cache_bytes
+        batches, size = batch_stream(self.indices, work, rng), min(work.batch_size, self.num_samples)
+        comes_again = train_spec.num_steps * size > self.num_samples and self.same_inputs
+        if max_bytes and comes_again and net.end > 1:
+            return iter(PrefixCache(batches, entrance, self.num_samples, size, max_bytes))
+        return map(entrance, batches)
 
     def _gradients(self, net: Elastic, h: Tensor, y: Tensor, parameters: list[Tensor]) -> list[Tensor]:
         loss, _ = objective(net.window_logits(h), y)

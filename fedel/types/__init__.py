@@ -9,8 +9,12 @@ Import them from here, whichever file of this package they are written in.
 """
 
 from fedel.types.method import Fold, Strategy
-from fedel.types.model import Array, ModelSpec, Patch, Role, Tensors, TensorSpec, Where, Window
+from fedel.types.model import Array, Change, ModelSpec, Patch, Role, Tensors, TensorSpec, Where, Window
 from fedel.types.task import (
+    CLOCK_PACE,
+    COMPRESSIONS,
+    PACES,
+    PLAN_PACE,
     ClientView,
     Folded,
     LocalWork,
@@ -19,29 +23,53 @@ from fedel.types.task import (
     Plan,
     Report,
     RoundContext,
+    SentUpdate,
     Task,
     Update,
+    UploadSettings,
 )
-from fedel.types.timing import FREE, BlockTime, StepCost, TensorTime, TimingProfile, WidthTime
-from fedel.types.training import Hook, Trained, Trainer, Training, TrainSpec, Value
+from fedel.types.timing import (
+    AS_PROFILED,
+    FREE,
+    BlockBytes,
+    BlockTime,
+    MemoryUse,
+    Speed,
+    StepCost,
+    TensorTime,
+    TimingProfile,
+    WidthTime,
+)
+from fedel.types.training import Hook, Pace, Trained, Trainer, Training, TrainSpec, Value
 
 __all__ = [
+    "AS_PROFILED",
+    "CLOCK_PACE",
+    "COMPRESSIONS",
     "FREE",
+    "PACES",
+    "PLAN_PACE",
     "Array",
+    "BlockBytes",
     "BlockTime",
+    "Change",
     "ClientView",
     "Fold",
     "Folded",
     "Hook",
     "LocalWork",
     "Memory",
+    "MemoryUse",
     "ModelSpec",
+    "Pace",
     "Participant",
     "Patch",
     "Plan",
     "Report",
     "Role",
     "RoundContext",
+    "SentUpdate",
+    "Speed",
     "StepCost",
     "Strategy",
     "Task",
@@ -54,6 +82,7 @@ __all__ = [
     "Trainer",
     "Training",
     "Update",
+    "UploadSettings",
     "Value",
     "Where",
     "WidthTime",

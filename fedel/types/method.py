@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from fedel.types.model import ModelSpec, Tensors
@@ -46,7 +47,22 @@ class Strategy(Protocol):
 
     @property
     def budget_scope(self) -> str:
-        """The clock it holds T_th against, ``backward`` or ``train``; empty for a method without a budget."""
+        """What it counts against T_th: ``backward``, ``train`` or ``round``; empty if it has no budget."""
+        ...
+
+    @property
+    def fits_steps(self) -> bool:
+        """Whether its clients make as many steps as T_th pays for, fewer or more than the plan has."""
+        ...
+
+    @property
+    def sends_parts(self) -> bool:
+        """Whether updates hold parts of tensors; secure aggregation sums whole ones."""
+        ...
+
+    @property
+    def fits_memory(self) -> bool:
+        """Whether it trains less where ``Task.memory_bytes`` says so."""
         ...
 
     @property
@@ -60,6 +76,13 @@ class Strategy(Protocol):
 
     def plan(self, context: RoundContext) -> Plan:
         """On the coordinator: who trains, with which budget."""
+        ...
+
+    def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:
+        """On the edge, before the download: names of the tensors that ``fit`` uses, ``None`` for all of them.
+
+        Only these are downloaded, and only these are in the ``model`` that ``fit`` gets.
+        """
         ...
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:

@@ -48,6 +48,15 @@ class TensorSpec:
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def num_bytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def in_exit(self) -> bool:
+        """Whether it belongs to the exit after its block: also statistics, and heads that count as weights."""
+        return self.role is Role.EXIT or self.name.startswith("exits.")
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -87,6 +96,16 @@ class ModelSpec:
         """The exits through which blocks ``end`` to ``front`` train."""
         return tuple(range(end, front + 1)) if self.exit_each else (front,)
 
+    def tensors_for(self, exits: Collection[int]) -> frozenset[str]:
+        """The tensors that a training through these exits uses: of all blocks up to the last of them, and of
+        no other exit. Frozen ones belong to the first block that uses them; later ones may share them."""
+        last = max(exits)
+        return frozenset(
+            t.name
+            for t in self.tensors
+            if t.block <= last and (t.role is Role.FROZEN or t.block in exits or not t.in_exit)
+        )
+
     def subset(self, names: Collection[str]) -> ModelSpec:
         """The same model with some of its tensors, as one of several aggregators keeps it."""
         return replace(self, tensors=tuple(t for t in self.tensors if t.name in names))
@@ -114,4 +133,15 @@ class Patch:
     """New values for a tensor, or for the part of it that ``where`` indexes."""
 
     values: Array
+    where: Where = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A compressed change of a tensor, or of the part of it that ``where`` indexes (core/compression.py)."""
+
+    data: NDArray[np.uint8]
+    """The change, in the form that the run's ``[upload]`` table says."""
+    shape: tuple[int, ...]
+    """Of the values that change."""
     where: Where = None

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedel.types.model import ModelSpec, Patch, Tensors, Window
-from fedel.types.timing import FREE, StepCost, TimingProfile
+from fedel.types.model import Change, ModelSpec, Patch, Tensors, Window
+from fedel.types.timing import AS_PROFILED, FREE, Speed, StepCost, TimingProfile
+
+PLAN_PACE, CLOCK_PACE = "plan", "clock"
+PACES = (PLAN_PACE, CLOCK_PACE)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,27 @@ class LocalWork:
         return self.num_steps or self.num_epochs * max(1, -(-num_samples // self.batch_size))
 
 
+COMPRESSIONS = ("none", "fp16", "int8", "topk")
+
+
+@dataclass(frozen=True)
+class UploadSettings:
+    """How updates travel (docs/compression.md)."""
+
+    compression: str = "none"
+    """``none`` sends trained values as they are. The others send how much they changed: ``fp16`` in 2 bytes,
+    ``int8`` in 1 byte, ``topk`` only the largest changes. What is left out is sent later."""
+    share: float = 0.1
+    """Of every tensor, the share of the values that ``topk`` sends."""
+
+    def __post_init__(self) -> None:
+        if self.compression not in COMPRESSIONS:
+            known = ", ".join(COMPRESSIONS)
+            raise ValueError(f"compression = {self.compression!r} is not one of: {known}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share = {self.share:g}: topk sends more than 0 and at most 1 of the values")
+
+
 @dataclass(frozen=True)
 class Task:
     """What one client has to do in one round."""
@@ -49,6 +73,16 @@ class Task:
     """What the strategy's plan decided for this client, e.g. ``{"width": 0.5}``."""
     global_importance: Mapping[str, float] = field(default_factory=dict)
     """Squared change of each tensor in the last round; empty in round 0."""
+    pace: str = PLAN_PACE
+    """``plan``: exactly the steps that follow from the profile; ``clock``: until T_th is over."""
+    speed: Speed = AS_PROFILED
+    """How the client did in the rounds before."""
+    memory_bytes: int = 0
+    """What the device may use of its memory in all; 0 is no limit."""
+
+    def round_seconds(self, num_samples: int) -> float:
+        """T_th of the whole round, for a client that holds ``num_samples``."""
+        return self.budget_seconds * self.work.steps_for(num_samples)
 
 
 @dataclass(frozen=True)
@@ -73,6 +107,10 @@ class Report:
     """Predicted seconds of measuring importance, once per round."""
     train_seconds: float = 0.0
     """Measured seconds of training, probe included; 0 where nothing ran on a clock."""
+    probe_seconds: float = 0.0
+    """Measured seconds of the importance probe."""
+    step_seconds: float = 0.0
+    """Measured seconds of one step, as a median."""
     peak_memory_bytes: int = 0
     window: Window | None = None
     resets: int = 0
@@ -105,6 +143,14 @@ class Update:
 
 
 @dataclass(frozen=True)
+class SentUpdate:
+    """An update as it travels: the trained tensors may be compressed."""
+
+    patches: Mapping[str, Patch | Change]
+    report: Report
+
+
+@dataclass(frozen=True)
 class Memory:
     """What a client carries from one of its rounds to the next; kept only once its update was accepted."""
 
@@ -114,7 +160,7 @@ class Memory:
     rounds_held: int = 0
     """Number of rounds in which the window did not move, for the variant without rollback."""
     tensors: Tensors = field(default_factory=dict)
-    """Per-client state of a method, such as FedDyn's correction."""
+    """Per-client state of a method, such as FedDyn's correction; and what compression has not sent yet."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +172,8 @@ class ClientView:
     profile: TimingProfile
     last: Report | None = None
     """Its report of the last round it took part in."""
+    speed: Speed = AS_PROFILED
+    """How it did in the rounds before; ``profile`` has its slowness in it."""
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,14 @@ class Hook:
         """After the last step, before the weights are read out."""
 
 
+class Pace(Protocol):
+    """Ends a training by something else than the number of its steps, such as a clock."""
+
+    def goes_on(self, num_done: int) -> bool:
+        """Asked before every step, and once after the last one."""
+        ...
+
+
 @dataclass(frozen=True)
 class TrainSpec:
     """What a strategy asks of a trainer."""
@@ -107,6 +115,15 @@ class TrainSpec:
     No hook: it decides what the network's buffers are."""
     hooks: tuple[Hook, ...] = ()
     """What the method changes in training, applied in this order."""
+    prefix_cache_bytes: int = 0
+    """Room to keep the outputs of the frozen blocks below ``end``, for samples that come again; 0 keeps none.
+    The result is the same. Data that is augmented gives other inputs each time and is never kept."""
+    pace: Pace | None = None
+    """What ends the training; without one it makes ``num_steps``."""
+
+    def goes_on(self, num_done: int) -> bool:
+        """Whether another step follows after ``num_done``."""
+        return self.pace.goes_on(num_done) if self.pace else num_done < self.num_steps
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,8 @@ class Trained:
 
     patches: Mapping[str, Patch]
     """Selected weights, heads of the exits used, statistics of the blocks that trained."""
+    num_steps: int
+    """Steps that were made."""
     effective_steps: float
     """FedNova's a_n, as in ``Report``."""
     loss: float
@@ -122,7 +141,11 @@ class Trained:
     loss_square: float = 0.0
     """As in ``Report``."""
     seconds: float = 0.0
-    """Measured; 0 where nothing ran on a clock."""
+    """Measured, probe included; 0 where nothing ran on a clock."""
+    probe_seconds: float = 0.0
+    """Measured seconds of the probe before it, where somebody measured that."""
+    step_seconds: float = 0.0
+    """Measured seconds of one step, as a median: the first one often takes longer."""
     peak_memory_bytes: int = 0
 
 
@@ -143,13 +166,23 @@ class Trainer(Protocol):
         """Labels the client holds, sorted; empty where they are unknown or, as in text, too many."""
         ...
 
+    @property
+    def same_inputs(self) -> bool:
+        """Whether a sample gives the same input each time it comes; not so where data is augmented."""
+        ...
+
+    def profile_again(self) -> bool:
+        """Measure the timing profile once more; False where it was not measured here."""
+        ...
+
     def probe(self, model: Tensors, window: Window, work: LocalWork, seed: int) -> Mapping[str, float]:
         """First-order loss change <g1, dw> of every weight in the window, by a trial step (negative helps).
 
-        Nothing of ``model`` or of the trainer's state is different afterwards.
+        ``model`` has at least the tensors that run, ``spec.tensors_for`` the window's exits. Nothing of it, or
+        of the trainer's state, is different afterwards.
         """
         ...
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
-        """Train from ``model`` as ``train_spec`` says."""
+        """Train from ``model``, which has at least the tensors that run, as ``train_spec`` says."""
         ...

@@ -65,6 +65,7 @@ class ModelHeader(_message.Message):
     KEEP_EVERY_FIELD_NUMBER: _builtins.int
     LATE_POLICY_FIELD_NUMBER: _builtins.int
     PROTECTION_JSON_FIELD_NUMBER: _builtins.int
+    UPLOAD_JSON_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the new run."""
     strategy_json: _builtins.str
@@ -75,6 +76,8 @@ class ModelHeader(_message.Message):
     """What happens to an update that is one round late: "refuse" it (also if empty), or count it in the "next" round."""
     protection_json: _builtins.str
     """The [protection] table of the run's configuration, as JSON; empty means none."""
+    upload_json: _builtins.str
+    """The [upload] table of the run's configuration, as JSON: which compression updates may have; empty means none."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
         """Blocks and tensors of the whole model, including those that other aggregators keep."""
@@ -93,10 +96,11 @@ class ModelHeader(_message.Message):
         keep_every: _builtins.int = ...,
         late_policy: _builtins.str = ...,
         protection_json: _builtins.str = ...,
+        upload_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "protection_json", b"protection_json", "run", b"run", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "protection_json", b"protection_json", "run", b"run", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -126,29 +130,45 @@ Global___CreateModelResponse: _TypeAlias = CreateModelResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """Which version to send, and from where."""
+    """Which version to send, and what of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     HAVE_VERSION_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    HAVE_VERSIONS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run whose model it is."""
     version: _builtins.int
     """Version to send; -1 means the newest."""
     have_version: _builtins.int
-    """Version that the caller holds: only tensors that changed since are sent; -1 if it holds none."""
+    """Version that the caller holds: only tensors that changed since are sent; -1 if it holds none. Does not count where
+    tensors are named.
+    """
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tensors that the caller needs, all of them this aggregator's, by their places in the whole model, from 0, in
+        rising order; none means all.
+        """
+
+    @_builtins.property
+    def have_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The version that the caller holds of each of these: one is sent if it changed since; -1 if the caller has none."""
+
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         version: _builtins.int = ...,
         have_version: _builtins.int = ...,
+        tensors: _abc.Iterable[_builtins.int] | None = ...,
+        have_versions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["have_version", b"have_version", "run", b"run", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["have_version", b"have_version", "have_versions", b"have_versions", "run", b"run", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -195,7 +215,7 @@ class ModelContent(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version that is sent, which the caller holds afterwards."""
+    """Version that is sent: afterwards the caller holds it, of all tensors that it needs."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.TensorManifest]:
         """The tensors of the payload, all of them whole."""

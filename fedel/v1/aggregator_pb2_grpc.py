@@ -89,7 +89,7 @@ class AggregatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Download a version of the model, or only what changed since a version that the caller holds.
+        """Download a version of the model, or only what the caller needs of it and does not hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,7 @@ class AggregatorServiceStub:
     CreateModel: _grpc.StreamUnaryMultiCallable[_aggregator_pb2.CreateModelRequest, _aggregator_pb2.CreateModelResponse]
     """Start a run with its first model. Repeated with the same content, it does nothing."""
     GetModel: _grpc.UnaryStreamMultiCallable[_aggregator_pb2.GetModelRequest, _aggregator_pb2.GetModelResponse]
-    """Download a version of the model, or only what changed since a version that the caller holds."""
+    """Download a version of the model, or only what the caller needs of it and does not hold."""
     PutUpdate: _grpc.StreamStreamMultiCallable[_aggregator_pb2.PutUpdateRequest, _aggregator_pb2.PutUpdateResponse]
     """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
     OpenRound: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.OpenRoundRequest, _aggregator_pb2.OpenRoundResponse]
@@ -62,7 +62,7 @@ class AggregatorServiceAsyncStub(AggregatorServiceStub):
     CreateModel: _aio.StreamUnaryMultiCallable[_aggregator_pb2.CreateModelRequest, _aggregator_pb2.CreateModelResponse]  # type: ignore[assignment]
     """Start a run with its first model. Repeated with the same content, it does nothing."""
     GetModel: _aio.UnaryStreamMultiCallable[_aggregator_pb2.GetModelRequest, _aggregator_pb2.GetModelResponse]  # type: ignore[assignment]
-    """Download a version of the model, or only what changed since a version that the caller holds."""
+    """Download a version of the model, or only what the caller needs of it and does not hold."""
     PutUpdate: _aio.StreamStreamMultiCallable[_aggregator_pb2.PutUpdateRequest, _aggregator_pb2.PutUpdateResponse]  # type: ignore[assignment]
     """Upload one client's update of one round: header up, permit down, chunks up and half-close, receipt down."""
     OpenRound: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.OpenRoundRequest, _aggregator_pb2.OpenRoundResponse]  # type: ignore[assignment]
@@ -97,7 +97,7 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _aggregator_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_aggregator_pb2.GetModelResponse], _abc.AsyncIterator[_aggregator_pb2.GetModelResponse]]:
-        """Download a version of the model, or only what changed since a version that the caller holds."""
+        """Download a version of the model, or only what the caller needs of it and does not hold."""
 
     @_abc_1.abstractmethod
     def PutUpdate(

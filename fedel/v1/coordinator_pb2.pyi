@@ -1449,6 +1449,7 @@ class ClientStatus(_message.Message):
     BUDGET_SECONDS_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
+    COUNTED_SECONDS_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """Name of the client."""
     device_type: _builtins.str
@@ -1467,6 +1468,8 @@ class ClientStatus(_message.Message):
     """Bytes it sent in that round."""
     bytes_down: _builtins.int
     """Bytes it received in that round."""
+    counted_seconds: _builtins.float
+    """Seconds of that round that count against the budget."""
     @_builtins.property
     def window(self) -> _task_pb2.WindowState:
         """Its current window."""
@@ -1484,10 +1487,11 @@ class ClientStatus(_message.Message):
         budget_seconds: _builtins.float = ...,
         bytes_up: _builtins.int = ...,
         bytes_down: _builtins.int = ...,
+        counted_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_seconds", b"budget_seconds", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "client", b"client", "connected", b"connected", "device_type", b"device_type", "phase", b"phase", "silent_seconds", b"silent_seconds", "train_seconds", b"train_seconds", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_seconds", b"budget_seconds", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "client", b"client", "connected", b"connected", "counted_seconds", b"counted_seconds", "device_type", b"device_type", "phase", b"phase", "silent_seconds", b"silent_seconds", "train_seconds", b"train_seconds", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x66\x65\x64\x65l/v1/model.proto\x12\x08\x66\x65\x64\x65l.v1\" \n\tAxisIndex\x12\x13\n\x07indices\x18\x01 \x03(\x03\x42\x02\x10\x01\"N\n\x05Where\x12\x12\n\x06prefix\x18\x01 \x03(\x03\x42\x02\x10\x01\x12!\n\x04grid\x18\x02 \x03(\x0b\x32\x13.fedel.v1.AxisIndex\x12\x0e\n\x06\x62itmap\x18\x03 \x01(\x08\"\x93\x01\n\x0eTensorManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1e\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0f.fedel.v1.Dtype\x12\x11\n\x05shape\x18\x03 \x03(\x03\x42\x02\x10\x01\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\x12\x1e\n\x05where\x18\x06 \x01(\x0b\x32\x0f.fedel.v1.Where\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x80\x01\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62lock\x18\x02 \x01(\x05\x12\x11\n\x05shape\x18\x03 \x03(\x03\x42\x02\x10\x01\x12\"\n\x04role\x18\x04 \x01(\x0e\x32\x14.fedel.v1.TensorRole\x12\x1e\n\x05\x64type\x18\x05 \x01(\x0e\x32\x0f.fedel.v1.Dtype\"|\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_names\x18\x02 \x03(\t\x12%\n\x07tensors\x18\x03 \x03(\x0b\x32\x14.fedel.v1.TensorSpec\x12\x12\n\x06stages\x18\x04 \x03(\x05\x42\x02\x10\x01\x12\x11\n\texit_each\x18\x05 \x01(\x08*C\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x10\n\x0c\x44TYPE_UINT64\x10\x02*\x87\x01\n\nTensorRole\x12\x1b\n\x17TENSOR_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12TENSOR_ROLE_WEIGHT\x10\x01\x12\x14\n\x10TENSOR_ROLE_EXIT\x10\x02\x12\x16\n\x12TENSOR_ROLE_BUFFER\x10\x03\x12\x16\n\x12TENSOR_ROLE_FROZEN\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x66\x65\x64\x65l/v1/model.proto\x12\x08\x66\x65\x64\x65l.v1\" \n\tAxisIndex\x12\x13\n\x07indices\x18\x01 \x03(\x03\x42\x02\x10\x01\"N\n\x05Where\x12\x12\n\x06prefix\x18\x01 \x03(\x03\x42\x02\x10\x01\x12!\n\x04grid\x18\x02 \x03(\x0b\x32\x13.fedel.v1.AxisIndex\x12\x0e\n\x06\x62itmap\x18\x03 \x01(\x08\"\xa7\x01\n\x0eTensorManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1e\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0f.fedel.v1.Dtype\x12\x11\n\x05shape\x18\x03 \x03(\x03\x42\x02\x10\x01\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\r\n\x05\x63rc32\x18\x05 \x01(\x07\x12\x1e\n\x05where\x18\x06 \x01(\x0b\x32\x0f.fedel.v1.Where\x12\x12\n\ncompressed\x18\x07 \x01(\x08\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x80\x01\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62lock\x18\x02 \x01(\x05\x12\x11\n\x05shape\x18\x03 \x03(\x03\x42\x02\x10\x01\x12\"\n\x04role\x18\x04 \x01(\x0e\x32\x14.fedel.v1.TensorRole\x12\x1e\n\x05\x64type\x18\x05 \x01(\x0e\x32\x0f.fedel.v1.Dtype\"|\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_names\x18\x02 \x03(\t\x12%\n\x07tensors\x18\x03 \x03(\x0b\x32\x14.fedel.v1.TensorSpec\x12\x12\n\x06stages\x18\x04 \x03(\x05\x42\x02\x10\x01\x12\x11\n\texit_each\x18\x05 \x01(\x08*C\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x10\n\x0c\x44TYPE_UINT64\x10\x02*\x87\x01\n\nTensorRole\x12\x1b\n\x17TENSOR_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12TENSOR_ROLE_WEIGHT\x10\x01\x12\x14\n\x10TENSOR_ROLE_EXIT\x10\x02\x12\x16\n\x12TENSOR_ROLE_BUFFER\x10\x03\x12\x16\n\x12TENSOR_ROLE_FROZEN\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,20 +41,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENSORSPEC'].fields_by_name['shape']._serialized_options = b'\020\001'
   _globals['_MODELSPEC'].fields_by_name['stages']._loaded_options = None
   _globals['_MODELSPEC'].fields_by_name['stages']._serialized_options = b'\020\001'
-  _globals['_DTYPE']._serialized_start=594
-  _globals['_DTYPE']._serialized_end=661
-  _globals['_TENSORROLE']._serialized_start=664
-  _globals['_TENSORROLE']._serialized_end=799
+  _globals['_DTYPE']._serialized_start=614
+  _globals['_DTYPE']._serialized_end=681
+  _globals['_TENSORROLE']._serialized_start=684
+  _globals['_TENSORROLE']._serialized_end=819
   _globals['_AXISINDEX']._serialized_start=34
   _globals['_AXISINDEX']._serialized_end=66
   _globals['_WHERE']._serialized_start=68
   _globals['_WHERE']._serialized_end=146
   _globals['_TENSORMANIFEST']._serialized_start=149
-  _globals['_TENSORMANIFEST']._serialized_end=296
-  _globals['_CHUNK']._serialized_start=298
-  _globals['_CHUNK']._serialized_end=335
-  _globals['_TENSORSPEC']._serialized_start=338
-  _globals['_TENSORSPEC']._serialized_end=466
-  _globals['_MODELSPEC']._serialized_start=468
-  _globals['_MODELSPEC']._serialized_end=592
+  _globals['_TENSORMANIFEST']._serialized_end=316
+  _globals['_CHUNK']._serialized_start=318
+  _globals['_CHUNK']._serialized_end=355
+  _globals['_TENSORSPEC']._serialized_start=358
+  _globals['_TENSORSPEC']._serialized_end=486
+  _globals['_MODELSPEC']._serialized_start=488
+  _globals['_MODELSPEC']._serialized_end=612
 # @@protoc_insertion_point(module_scope)

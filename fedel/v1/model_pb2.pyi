@@ -147,6 +147,7 @@ class TensorManifest(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     CRC32_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
+    COMPRESSED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the tensor in the model."""
     dtype: Global___Dtype.ValueType
@@ -155,6 +156,10 @@ class TensorManifest(_message.Message):
     """Bytes of this tensor in the payload, bitmap included."""
     crc32: _builtins.int
     """CRC-32 of the tensor's bytes in the payload."""
+    compressed: _builtins.bool
+    """Updates of runs with a compression: the payload has not the values but their change, from the version of the round
+    that the client trained in, in the form that the run's [upload] table says (fedel/core/compression.py).
+    """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Shape of the values in the payload; with a bitmap, a single axis."""
@@ -172,10 +177,11 @@ class TensorManifest(_message.Message):
         num_bytes: _builtins.int = ...,
         crc32: _builtins.int = ...,
         where: Global___Where | None = ...,
+        compressed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "dtype", b"dtype", "name", b"name", "num_bytes", b"num_bytes", "shape", b"shape", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compressed", b"compressed", "crc32", b"crc32", "dtype", b"dtype", "name", b"name", "num_bytes", b"num_bytes", "shape", b"shape", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

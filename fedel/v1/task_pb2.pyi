@@ -107,6 +107,9 @@ class Task(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    BY_CLOCK_FIELD_NUMBER: _builtins.int
+    SPEED_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     round_num: _builtins.int
@@ -129,6 +132,10 @@ class Task(_message.Message):
     """With secure aggregation: number of the attempt. The same task with a higher number means that the earlier attempt is
     lost: mask what was trained again, with new keys.
     """
+    by_clock: _builtins.bool
+    """True: the training ends when T_th is over. False: it makes the number of steps that its timing profile says fit."""
+    memory_bytes: _builtins.int
+    """What the device may use of its memory in all, in bytes, as its profile says; 0 means no limit."""
     @_builtins.property
     def work(self) -> Global___LocalWork:
         """Steps, batch size and optimiser."""
@@ -144,6 +151,10 @@ class Task(_message.Message):
     @_builtins.property
     def memory(self) -> Global___WindowState:
         """Copy of that memory, for a device that lost its disk."""
+
+    @_builtins.property
+    def speed(self) -> Global___Speed:
+        """What earlier rounds say about the client."""
 
     def __init__(
         self,
@@ -161,14 +172,59 @@ class Task(_message.Message):
         memory: Global___WindowState | None = ...,
         deadline_seconds: _builtins.float = ...,
         attempt: _builtins.int = ...,
+        by_clock: _builtins.bool = ...,
+        speed: Global___Speed | None = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "speed", b"speed", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_round", b"accepted_round", "attempt", b"attempt", "budget_seconds", b"budget_seconds", "client", b"client", "deadline_seconds", b"deadline_seconds", "global_importance", b"global_importance", "memory", b"memory", "model_version", b"model_version", "round_num", b"round_num", "run", b"run", "seed", b"seed", "settings", b"settings", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_round", b"accepted_round", "attempt", b"attempt", "budget_seconds", b"budget_seconds", "by_clock", b"by_clock", "client", b"client", "deadline_seconds", b"deadline_seconds", "global_importance", b"global_importance", "memory", b"memory", "memory_bytes", b"memory_bytes", "model_version", b"model_version", "round_num", b"round_num", "run", b"run", "seed", b"seed", "settings", b"settings", "speed", b"speed", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
+
+@_typing.final
+class Speed(_message.Message):
+    """How long a client takes compared with its timing profile, and how fast its link is. Learned from measured seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOWNESS_FIELD_NUMBER: _builtins.int
+    PROBE_SLOWNESS_FIELD_NUMBER: _builtins.int
+    DOWN_RATE_FIELD_NUMBER: _builtins.int
+    UP_RATE_FIELD_NUMBER: _builtins.int
+    OTHER_SECONDS_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    slowness: _builtins.float
+    """Measured over predicted seconds of training steps; 0 means 1."""
+    probe_slowness: _builtins.float
+    """Measured over predicted seconds of the importance probe; 0 means 1."""
+    down_rate: _builtins.float
+    """Bytes per second of downloads; 0 if not known."""
+    up_rate: _builtins.float
+    """Bytes per second of uploads; 0 if not known."""
+    other_seconds: _builtins.float
+    """Seconds of a round besides transfers, probe and steps."""
+    wait_seconds: _builtins.float
+    """Seconds of a round in which the client waits for others."""
+    def __init__(
+        self,
+        *,
+        slowness: _builtins.float = ...,
+        probe_slowness: _builtins.float = ...,
+        down_rate: _builtins.float = ...,
+        up_rate: _builtins.float = ...,
+        other_seconds: _builtins.float = ...,
+        wait_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down_rate", b"down_rate", "other_seconds", b"other_seconds", "probe_slowness", b"probe_slowness", "slowness", b"slowness", "up_rate", b"up_rate", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Speed: _TypeAlias = Speed  # noqa: Y015
 
 @_typing.final
 class WindowState(_message.Message):
@@ -232,6 +288,8 @@ class Report(_message.Message):
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
     OVER_BUDGET_FIELD_NUMBER: _builtins.int
+    PROBE_SECONDS_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """Name of the client."""
     round_num: _builtins.int
@@ -262,6 +320,10 @@ class Report(_message.Message):
     """Highest memory use while training, in bytes; 0 if unknown."""
     over_budget: _builtins.bool
     """True if even the smallest useful piece of work did not fit the budget."""
+    probe_seconds: _builtins.float
+    """Measured seconds of the importance probe; part of train_seconds."""
+    step_seconds: _builtins.float
+    """Measured seconds of one training step, as a median."""
     @_builtins.property
     def window(self) -> Global___WindowState:
         """The window and the tensors that were trained."""
@@ -285,10 +347,12 @@ class Report(_message.Message):
         peak_memory_bytes: _builtins.int = ...,
         window: Global___WindowState | None = ...,
         over_budget: _builtins.bool = ...,
+        probe_seconds: _builtins.float = ...,
+        step_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "client", b"client", "effective_steps", b"effective_steps", "forward_seconds", b"forward_seconds", "loss", b"loss", "loss_square", b"loss_square", "num_samples", b"num_samples", "num_steps", b"num_steps", "over_budget", b"over_budget", "peak_memory_bytes", b"peak_memory_bytes", "probe_backward_seconds", b"probe_backward_seconds", "probe_forward_seconds", b"probe_forward_seconds", "round_num", b"round_num", "train_seconds", b"train_seconds", "update_norm", b"update_norm", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "client", b"client", "effective_steps", b"effective_steps", "forward_seconds", b"forward_seconds", "loss", b"loss", "loss_square", b"loss_square", "num_samples", b"num_samples", "num_steps", b"num_steps", "over_budget", b"over_budget", "peak_memory_bytes", b"peak_memory_bytes", "probe_backward_seconds", b"probe_backward_seconds", "probe_forward_seconds", b"probe_forward_seconds", "probe_seconds", b"probe_seconds", "round_num", b"round_num", "step_seconds", b"step_seconds", "train_seconds", b"train_seconds", "update_norm", b"update_norm", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -393,8 +457,86 @@ class WidthTime(_message.Message):
 Global___WidthTime: _TypeAlias = WidthTime  # noqa: Y015
 
 @_typing.final
+class BlockBytes(_message.Message):
+    """Memory of one block in a training step, in bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    WORKING_BYTES_FIELD_NUMBER: _builtins.int
+    FROZEN_BYTES_FIELD_NUMBER: _builtins.int
+    OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
+    EXIT_BYTES_FIELD_NUMBER: _builtins.int
+    activation_bytes: _builtins.int
+    """Kept for the backward pass."""
+    working_bytes: _builtins.int
+    """In use for a moment besides, in the forward or backward pass."""
+    frozen_bytes: _builtins.int
+    """Most that is in use in the forward pass while the block is frozen, including its output."""
+    output_bytes: _builtins.int
+    """What the block hands to the next one."""
+    exit_bytes: _builtins.int
+    """Most that is in use in the exit after the block."""
+    def __init__(
+        self,
+        *,
+        activation_bytes: _builtins.int = ...,
+        working_bytes: _builtins.int = ...,
+        frozen_bytes: _builtins.int = ...,
+        output_bytes: _builtins.int = ...,
+        exit_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "exit_bytes", b"exit_bytes", "frozen_bytes", b"frozen_bytes", "output_bytes", b"output_bytes", "working_bytes", b"working_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockBytes: _TypeAlias = BlockBytes  # noqa: Y015
+
+@_typing.final
+class MemoryUse(_message.Message):
+    """Memory of the parts of a training step on one device. Weights and gradients follow from the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_BYTES_FIELD_NUMBER: _builtins.int
+    INPUT_BYTES_FIELD_NUMBER: _builtins.int
+    OPTIMISER_VALUES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    base_bytes: _builtins.int
+    """In use before training begins: the program, the data, the model."""
+    input_bytes: _builtins.int
+    """One batch."""
+    optimiser_values: _builtins.int
+    """How many values the optimiser keeps for each value that it trains."""
+    limit_bytes: _builtins.int
+    """What the device may use in all; 0 means no limit."""
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockBytes]:
+        """Every block, in forward order."""
+
+    def __init__(
+        self,
+        *,
+        base_bytes: _builtins.int = ...,
+        input_bytes: _builtins.int = ...,
+        optimiser_values: _builtins.int = ...,
+        blocks: _abc.Iterable[Global___BlockBytes] | None = ...,
+        limit_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "blocks", b"blocks", "input_bytes", b"input_bytes", "limit_bytes", b"limit_bytes", "optimiser_values", b"optimiser_values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryUse: _TypeAlias = MemoryUse  # noqa: Y015
+
+@_typing.final
 class TimingProfile(_message.Message):
-    """Seconds of each part of a training step on one device."""
+    """Seconds and bytes of each part of a training step on one device."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,6 +549,7 @@ class TimingProfile(_message.Message):
     OVERHEAD_SECONDS_FIELD_NUMBER: _builtins.int
     CALIBRATION_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     """The device that was measured."""
     model: _builtins.str
@@ -431,6 +574,10 @@ class TimingProfile(_message.Message):
     def widths(self) -> _containers.RepeatedCompositeFieldContainer[Global___WidthTime]:
         """Narrowed models, if measured."""
 
+    @_builtins.property
+    def memory(self) -> Global___MemoryUse:
+        """Memory; missing if it was not measured."""
+
     def __init__(
         self,
         *,
@@ -443,10 +590,11 @@ class TimingProfile(_message.Message):
         overhead_seconds: _builtins.float = ...,
         calibration: _builtins.float = ...,
         source: _builtins.str = ...,
+        memory: Global___MemoryUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "blocks", b"blocks", "calibration", b"calibration", "device", b"device", "model", b"model", "overhead_seconds", b"overhead_seconds", "source", b"source", "tensors", b"tensors", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "blocks", b"blocks", "calibration", b"calibration", "device", b"device", "memory", b"memory", "model", b"model", "overhead_seconds", b"overhead_seconds", "source", b"source", "tensors", b"tensors", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

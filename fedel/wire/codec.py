@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from fedel.errors import UpdateRefused
 from fedel.types import (
+    CLOCK_PACE,
+    PLAN_PACE,
+    BlockBytes,
     BlockTime,
     LocalWork,
     Memory,
+    MemoryUse,
     ModelSpec,
     Participant,
     Report,
     Role,
+    Speed,
     StepCost,
     Task,
     TensorSpec,
@@ -120,11 +126,13 @@ def task_to_pb(
         memory=window_to_pb(memory.window, memory.resets, memory.rounds_held, memory.selected),
         deadline_seconds=deadline_seconds,
         attempt=attempt,
+        by_clock=task.pace == CLOCK_PACE,
+        speed=task_pb2.Speed(**asdict(task.speed)),
+        memory_bytes=task.memory_bytes,
     )
 
 
 def task_from_pb(message: task_pb2.Task, spec: ModelSpec) -> Task:
-    work = message.work
     importance: Mapping[str, float] = {
         t.name: value for t, value in zip(spec.tensors, message.global_importance, strict=False)
     }
@@ -132,19 +140,37 @@ def task_from_pb(message: task_pb2.Task, spec: ModelSpec) -> Task:
         round_num=message.round_num,
         client=message.client,
         budget_seconds=message.budget_seconds,
-        work=LocalWork(
-            num_steps=work.num_steps,
-            num_epochs=work.num_epochs,
-            batch_size=work.batch_size,
-            optimiser=work.optimiser,
-            lr=work.lr,
-            momentum=work.momentum,
-            weight_decay=work.weight_decay,
-            clip_norm=work.clip_norm,
-        ),
+        work=work_from_pb(message.work),
         seed=message.seed,
         settings=dict(message.settings),
         global_importance=importance,
+        pace=CLOCK_PACE if message.by_clock else PLAN_PACE,
+        speed=speed_from_pb(message.speed),
+        memory_bytes=message.memory_bytes,
+    )
+
+
+def work_from_pb(message: task_pb2.LocalWork) -> LocalWork:
+    return LocalWork(
+        num_steps=message.num_steps,
+        num_epochs=message.num_epochs,
+        batch_size=message.batch_size,
+        optimiser=message.optimiser,
+        lr=message.lr,
+        momentum=message.momentum,
+        weight_decay=message.weight_decay,
+        clip_norm=message.clip_norm,
+    )
+
+
+def speed_from_pb(message: task_pb2.Speed) -> Speed:
+    return Speed(
+        slowness=message.slowness or 1.0,
+        probe_slowness=message.probe_slowness or 1.0,
+        down_rate=message.down_rate,
+        up_rate=message.up_rate,
+        other_seconds=message.other_seconds,
+        wait_seconds=message.wait_seconds,
     )
 
 
@@ -183,6 +209,8 @@ def report_to_pb(report: Report) -> task_pb2.Report:
         probe_forward_seconds=report.probe.forward_seconds,
         probe_backward_seconds=report.probe.backward_seconds,
         train_seconds=report.train_seconds,
+        probe_seconds=report.probe_seconds,
+        step_seconds=report.step_seconds,
         peak_memory_bytes=report.peak_memory_bytes,
         window=window_to_pb(report.window, report.resets, report.rounds_held, report.selected),
         over_budget=report.over_budget,
@@ -202,6 +230,8 @@ def report_from_pb(message: task_pb2.Report) -> Report:
         cost=StepCost(message.forward_seconds, message.backward_seconds),
         probe=StepCost(message.probe_forward_seconds, message.probe_backward_seconds),
         train_seconds=message.train_seconds,
+        probe_seconds=message.probe_seconds,
+        step_seconds=message.step_seconds,
         peak_memory_bytes=message.peak_memory_bytes,
         window=window_from_pb(message.window),
         resets=message.window.resets,
@@ -260,6 +290,7 @@ def profile_to_pb(profile: TimingProfile) -> task_pb2.TimingProfile:
         overhead_seconds=profile.overhead_seconds,
         calibration=profile.calibration,
         source=profile.source,
+        memory=memory_use_to_pb(profile.memory) if profile.memory else None,
     )
 
 
@@ -279,4 +310,37 @@ def profile_from_pb(message: task_pb2.TimingProfile) -> TimingProfile:
         overhead_seconds=message.overhead_seconds,
         calibration=message.calibration,
         source=message.source,
+        memory=memory_use_from_pb(message.memory) if message.HasField("memory") else None,
+    )
+
+
+def memory_use_to_pb(use: MemoryUse) -> task_pb2.MemoryUse:
+    return task_pb2.MemoryUse(
+        base_bytes=use.base_bytes,
+        input_bytes=use.input_bytes,
+        optimiser_values=use.optimiser_values,
+        blocks=[
+            task_pb2.BlockBytes(
+                activation_bytes=b.activation_bytes,
+                working_bytes=b.working_bytes,
+                frozen_bytes=b.frozen_bytes,
+                output_bytes=b.output_bytes,
+                exit_bytes=b.exit_bytes,
+            )
+            for b in use.blocks
+        ],
+        limit_bytes=use.limit_bytes,
+    )
+
+
+def memory_use_from_pb(message: task_pb2.MemoryUse) -> MemoryUse:
+    return MemoryUse(
+        base_bytes=message.base_bytes,
+        input_bytes=message.input_bytes,
+        optimiser_values=message.optimiser_values,
+        blocks=tuple(
+            BlockBytes(b.activation_bytes, b.working_bytes, b.frozen_bytes, b.output_bytes, b.exit_bytes)
+            for b in message.blocks
+        ),
+        limit_bytes=message.limit_bytes,
     )

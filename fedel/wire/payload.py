@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from fedel.core import compression
 from fedel.errors import UpdateRefused
-from fedel.types import Array, ModelSpec, Patch, TensorSpec, Where
+from fedel.types import Array, Change, ModelSpec, Patch, Role, TensorSpec, UploadSettings, Where
 from fedel.v1 import model_pb2
 from fedel.wire.codec import dtype_from_pb, dtype_to_pb
 
 CHUNK_BYTES = 512 * 1024
+PLAIN = UploadSettings()
 _STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint64": np.dtype("<u8")}
 
 
@@ -58,13 +60,16 @@ def digest(manifest: Sequence[model_pb2.TensorManifest]) -> str:
     return sha.hexdigest()
 
 
-def pack(patches: Mapping[str, Patch]) -> Payload:
+def pack(patches: Mapping[str, Patch | Change]) -> Payload:
     """Convert patches to bytes without copying whole tensors."""
     manifest, buffers = [], []
     for name, patch in patches.items():
-        # A scalar has no axes; ascontiguousarray would add one.
-        shape, values = np.shape(patch.values), np.ascontiguousarray(patch.values)
-        pieces = [values.reshape(-1).view(np.uint8).data]
+        if isinstance(patch, Patch):
+            # A scalar has no axes; ascontiguousarray would add one.
+            shape, values = np.shape(patch.values), np.ascontiguousarray(patch.values)
+            pieces, dtype = [values.reshape(-1).view(np.uint8).data], str(values.dtype)
+        else:
+            shape, pieces, dtype = patch.shape, [patch.data.data], "float32"
         where = model_pb2.Where()
         if isinstance(patch.where, np.ndarray):
             where.bitmap = True
@@ -79,11 +84,12 @@ def pack(patches: Mapping[str, Patch]) -> Payload:
         manifest.append(
             model_pb2.TensorManifest(
                 name=name,
-                dtype=dtype_to_pb(str(values.dtype)),
+                dtype=dtype_to_pb(dtype),
                 shape=shape,
                 num_bytes=sum(len(piece) for piece in pieces),
                 crc32=crc,
                 where=where,
+                compressed=isinstance(patch, Change),
             )
         )
         buffers += pieces
@@ -103,8 +109,13 @@ def _indices(part: slice | Array) -> list[int]:
     return [int(i) for i in part.reshape(-1)]
 
 
-def check(manifest: Sequence[model_pb2.TensorManifest], spec: ModelSpec) -> None:
-    """Refuse a manifest that does not match the model, before any byte of its payload is accepted."""
+def check(
+    manifest: Sequence[model_pb2.TensorManifest], spec: ModelSpec, upload: UploadSettings = PLAIN
+) -> None:
+    """Refuse a manifest that does not match the model, before any byte of its payload is accepted.
+
+    ``upload`` says which compression it may have.
+    """
     seen: set[str] = set()
     for entry in manifest:
         tensor = spec.by_name.get(entry.name)
@@ -119,14 +130,22 @@ def check(manifest: Sequence[model_pb2.TensorManifest], spec: ModelSpec) -> None
         expected = _values_shape(entry, tensor)
         if expected is not None and shape != expected:
             raise UpdateRefused("shape", f"tensor '{entry.name}' is {shape}, not {expected}")
-        num_bytes = np.dtype(tensor.dtype).itemsize * int(np.prod(shape, dtype=np.int64)) + (
-            (tensor.size + 7) // 8 if entry.where.bitmap else 0
-        )
+        num_bytes = _value_bytes(entry, tensor, upload) + ((tensor.size + 7) // 8 if entry.where.bitmap else 0)
         if entry.num_bytes != num_bytes:
             raise UpdateRefused(
                 "size",
                 f"tensor '{entry.name}' announces {entry.num_bytes} bytes, but its shape needs {num_bytes}",
             )
+
+
+def _value_bytes(entry: model_pb2.TensorManifest, tensor: TensorSpec, upload: UploadSettings) -> int:
+    size = int(np.prod(entry.shape, dtype=np.int64))
+    if not entry.compressed:
+        return np.dtype(tensor.dtype).itemsize * size
+    if upload.compression == "none" or tensor.role is Role.BUFFER:
+        what = "statistics are" if tensor.role is Role.BUFFER else "updates of this run are"
+        raise UpdateRefused("compressed", f"tensor '{entry.name}' is compressed: {what} sent as they are")
+    return compression.num_bytes(upload, size)
 
 
 def _values_shape(entry: model_pb2.TensorManifest, tensor: TensorSpec) -> tuple[int, ...] | None:
@@ -153,7 +172,7 @@ def _values_shape(entry: model_pb2.TensorManifest, tensor: TensorSpec) -> tuple[
     return full
 
 
-def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tuple[int, ...]) -> Patch:
+def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tuple[int, ...]) -> Patch | Change:
     """Convert one tensor's bytes to its patch; ``shape`` is the full tensor's. Checks length and checksum."""
     if len(data) != entry.num_bytes:
         raise UpdateRefused(
@@ -174,5 +193,7 @@ def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tup
         where = np.ix_(*(np.array(axis.indices, np.int64) for axis in entry.where.grid))
     elif entry.where.prefix:
         where = tuple(slice(0, n) for n in entry.where.prefix)
+    if entry.compressed:
+        return Change(np.frombuffer(view, np.uint8), tuple(entry.shape), where)
     values = np.frombuffer(view, _STORED[dtype_from_pb(entry.dtype)]).reshape(tuple(entry.shape))
     return Patch(values, where)

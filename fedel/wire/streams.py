@@ -44,7 +44,8 @@ class Fetched(NamedTuple):
 
     version: int
     tensors: dict[str, Array]
-    """What changed since the version the caller has; they replace its own."""
+    """What changed since the version the caller has; they replace its own. What it needs and is not here is
+    the same in this version."""
     num_bytes: int
 
 
@@ -80,19 +81,24 @@ async def fetch_model(
     version: int = -1,
     have_version: int = -1,
     spec: ModelSpec | None = None,
-    names: Collection[str] = (),
+    held: Mapping[str, int] | None = None,
 ) -> Fetched:
     """A version of the model (-1 for the newest), or only what changed since ``have_version``.
 
-    With the model's ``spec``, and the ``names`` of the tensors that this aggregator holds (empty: all),
-    everything else is refused before memory is allocated for it.
+    ``held`` names the tensors that are needed, with the version that the caller has of each (-1: none): those
+    that changed since are fetched. Names become places in the model's ``spec``. What is announced and does not
+    fit ``spec`` and ``held`` is refused before memory is allocated for it.
     """
-    call = stub.GetModel(pb.GetModelRequest(run=run, version=version, have_version=have_version))
+    request = pb.GetModelRequest(run=run, version=version, have_version=have_version)
+    if spec is not None and held is not None:
+        request.tensors.extend(place for place, t in enumerate(spec.tensors) if t.name in held)
+        request.have_versions.extend(held[t.name] for t in spec.tensors if t.name in held)
+    call = stub.GetModel(request)
     try:
         first = await call.read()
         if not isinstance(first, pb.GetModelResponse):
             raise ServiceError(f"run '{run}': the aggregator sent nothing; fetch the model again")
-        if objection := _objection_to_content(first.content, version, spec, names):
+        if objection := _objection_to_content(first.content, version, spec, held):
             raise ModelError(f"run '{run}': what the aggregator announces is not the model: {objection}")
         incoming, tensors = _Incoming(call, run), {}
         for entry in first.content.tensors:
@@ -107,15 +113,15 @@ async def fetch_model(
 
 
 def _objection_to_content(
-    content: pb.ModelContent, version: int, spec: ModelSpec | None, names: Collection[str]
+    content: pb.ModelContent, version: int, spec: ModelSpec | None, needed: Collection[str] | None
 ) -> str:
     """What is wrong with it, for people; empty if nothing is."""
     if version >= 0 and content.version != version:
         return f"it sends version {content.version}, not {version}"
     for entry in content.tensors:
         shape, name = entry.shape, entry.name[:200]
-        if names and entry.name not in names:
-            return f"tensor '{name}' is not one of this aggregator's"
+        if needed is not None and entry.name not in needed:
+            return f"tensor '{name}' was not asked for"
         if entry.where.ByteSize() or len(shape) > MAX_AXES:
             return f"tensor '{name}' is only a part, or has {len(shape)} axes"
         if min(shape, default=0) < 0 or entry.num_bytes != 4 * math.prod(shape):
@@ -172,9 +178,10 @@ def model_header(
     keep_every: int = 0,
     late: str = "refuse",
     protection: Mapping[str, Any] | None = None,
+    upload: Mapping[str, Any] | None = None,
 ) -> pb.ModelHeader:
-    """The first message of ``push_model``. ``strategy`` and ``protection`` are tables of the configuration,
-    ``spec`` is that of the whole model."""
+    """The first message of ``push_model``. ``strategy``, ``protection`` and ``upload`` are tables of the
+    configuration, ``spec`` is that of the whole model."""
     return pb.ModelHeader(
         run=run,
         strategy_json=json.dumps(strategy, sort_keys=True),
@@ -182,6 +189,7 @@ def model_header(
         keep_every=keep_every,
         late_policy=late,
         protection_json=json.dumps(protection or {}, sort_keys=True),
+        upload_json=json.dumps(upload or {}, sort_keys=True),
     )
 
 

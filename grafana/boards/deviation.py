@@ -22,7 +22,7 @@ def board() -> Json:
     return dashboard(
         "fedel-deviation",
         "FedEL: deviation from T_th",
-        "Training time divided by the time budget, minus one. At 0 % a client uses its budget exactly.",
+        "Time that counts divided by the time budget, minus one. At 0 % a client uses its budget exactly.",
         [
             grid(
                 "Deviation by client",
@@ -61,10 +61,18 @@ def board() -> Json:
                 low=-1,
                 high=1,
             ),
+            lines(
+                "Slower than the profile",
+                "suffix: times",
+                "By measured rounds, for each client. Rises with heat, a lower power mode or a neighbour on the"
+                " device; the client then trains less in the same time.",
+                query(f"topk(20, fedel_client_slowness_ratio{client})", "{{client}}"),
+                size=(12, 9),
+            ),
             bars(
                 "Rounds in a row over 1.2 T_th",
                 "suffix: rounds",
-                "At 3 an alert fires: the profile of the client no longer matches its device.",
+                "At 3 an alert fires: the client does not keep to T_th.",
                 query(f"topk(20, fedel_client_over_budget_rounds{client})", "{{client}}"),
                 steps=(("green", None), ("yellow", 1), ("red", 3)),
                 low=0,

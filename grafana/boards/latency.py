@@ -42,8 +42,8 @@ def board() -> Json:
             lines(
                 "Seconds by phase",
                 "s",
-                "The phases of the last round: wait (for a permit), download, train and upload on the slowest"
-                " device; fold (aggregation), commit and evaluate on the servers.",
+                "The phases of the last round: download, probe, train, wait (for a permit) and upload on the"
+                " slowest device; fold (aggregation) and commit on the servers; evaluate, beside the next.",
                 query('fedel_round_phase_seconds{run="$run"}', "{{phase}}"),
                 stacked=True,
                 low=0,

@@ -40,7 +40,7 @@ def board() -> Json:
             stat(
                 "Worst client against T_th",
                 "percentunit",
-                "Largest training time divided by T_th, minus one, in each client's last round.",
+                "Largest time that counts, divided by T_th, minus one, in each client's last round.",
                 'max(fedel_client_budget_deviation_ratio{run="$run"})',
                 GOOD_IS_LOW,
                 decimals=1,
@@ -94,7 +94,7 @@ def board() -> Json:
             lines(
                 "Deviation from T_th",
                 "percentunit",
-                "Training time divided by T_th, minus one, over all clients. Above 20 % is over budget.",
+                "Time that counts, divided by T_th, minus one, over all clients. Above 20 % is over budget.",
                 query('max(fedel_client_budget_deviation_ratio{run="$run"})', "worst"),
                 query('quantile(0.5, fedel_client_budget_deviation_ratio{run="$run"})', "median"),
                 query('min(fedel_client_budget_deviation_ratio{run="$run"})', "fastest"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -125,15 +125,17 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self.asked.set()
         await self.downloads.wait()
         model = self.mine(self.versions[request.version])
-        if request.have_version >= 0:
-            old = self.versions[request.have_version]
-            model = {n: v for n, v in model.items() if v.tobytes() != old[n].tobytes()}
+        needed = held_of(request, tuple(self.versions[request.version]))
+        model = {n: v for n, v in model.items() if n in needed and not self._same(n, v, needed[n])}
         payload = pack({name: Patch(values) for name, values in model.items()})
         content = aggregator_pb2.ModelContent(version=request.version, tensors=payload.manifest)
         self.announce(content)
         yield aggregator_pb2.GetModelResponse(content=content)
         for chunk in payload.chunks():
             yield aggregator_pb2.GetModelResponse(chunk=chunk)
+
+    def _same(self, name: str, values: Array, have: int) -> bool:
+        return have >= 0 and values.tobytes() == self.versions[have][name].tobytes()
 
     async def PutUpdate(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         header = (await anext(requests)).header
@@ -177,6 +179,13 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
                 patches[entry.name] = unpack(entry, piece, SPEC.by_name[entry.name].shape)
             found.append(Update(patches, report_from_pb(header.report)))
         return found
+
+
+def held_of(
+    request: aggregator_pb2.GetModelRequest, names: Sequence[str] = tuple(SPEC.by_name)
+) -> dict[str, int]:
+    """The tensors that a request asks for, and the version that the agent holds of each."""
+    return {names[place]: have for place, have in zip(request.tensors, request.have_versions, strict=True)}
 
 
 class Federation:

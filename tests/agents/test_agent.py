@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
-from fedel_edge.session import worth_retrying
-from grpc import aio
 
-from fedel.roles.edge import KeptMemories, run_task
+from fedel.roles.edge import KeptMemories, recall, run_task
 from fedel.roles.planner import memory_of
 from fedel.strategies import FedEL
 from fedel.types import Memory, Tensors, Update
@@ -17,7 +15,17 @@ from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import report_from_pb, task_from_pb
 from fedel.wire.payload import pack
 from tests.agents import trainers
-from tests.agents.stand_ins import RUN, SPEC, Aggregator, Federation, run_scenario, run_table, running, task_of
+from tests.agents.stand_ins import (
+    RUN,
+    SPEC,
+    Aggregator,
+    Federation,
+    held_of,
+    run_scenario,
+    run_table,
+    running,
+    task_of,
+)
 from tests.strategies.fakes import fleet, initial_model
 
 CLIENT = fleet()["client-0"]
@@ -25,12 +33,22 @@ CLIENT = fleet()["client-0"]
 
 
 def expected_update(round_num: int, memories: KeptMemories, accepted_round: int = -1) -> Update:
-    task = task_from_pb(task_of(round_num), SPEC)
-    return run_task(FedEL(), task, accepted_round, Memory(), initial_model(), CLIENT, memories)
+    task, memory = task_from_pb(task_of(round_num), SPEC), recall(accepted_round, Memory(), memories)
+    return run_task(FedEL(), task, memory, initial_model(), CLIENT, memories)
 
 
 def same_patches(one: Update, other: Update) -> bool:
     return pack(one.patches).digest == pack(other.patches).digest
+
+
+def size_of(names: Collection[str]) -> int:
+    return sum(SPEC.by_name[name].num_bytes for name in names)
+
+
+def needed_for(done: coordinator_pb2.TaskDone) -> frozenset[str]:
+    window = report_from_pb(done.report).window
+    assert window is not None
+    return SPEC.tensors_for(SPEC.exits_for(window.end, window.front))
 
 
 def changed(model: Tensors, name: str) -> Tensors:
@@ -49,7 +67,7 @@ def test_task_to_the_bit(tmp_path: Path) -> None:
         assert same_patches(expected, update)
         assert expected.report.window == report_from_pb(done.report).window
         assert pack(expected.patches).num_bytes == done.bytes_up == fed.aggregator.bytes_received
-        assert sum(t.size * 4 for t in SPEC.tensors) == done.bytes_down
+        assert size_of(needed_for(done)) == done.bytes_down
         assert done.phases.train > 0
         assert done.report.peak_memory_bytes > 0
         assert [True] == [answer.accepted for answer in fed.coordinator.all("answer")]
@@ -61,18 +79,78 @@ def test_task_to_the_bit(tmp_path: Path) -> None:
     run_scenario(tmp_path, scenario)
 
 
-def test_only_changes_are_downloaded(tmp_path: Path) -> None:
+def test_only_what_the_window_needs_and_changed_is_downloaded(tmp_path: Path) -> None:
     async def scenario(fed: Federation) -> None:
         name = SPEC.tensors[0].name
         fed.aggregator.versions[1] = changed(fed.aggregator.versions[0], name)
         async with running(fed.agent()):
             await fed.joined()
             fed.order(0)
-            await fed.done(0)
+            first = await fed.done(0)
             fed.order(1, accepted_round=0, model_version=1)
-            done = await fed.done(1)
-        assert [(0, -1), (1, 0)] == [(r.version, r.have_version) for r in fed.aggregator.requests]
-        assert SPEC.tensors[0].size * 4 == done.bytes_down
+            second = await fed.done(1)
+        assert [0, 1] == [request.version for request in fed.aggregator.requests]
+        before, after = (needed_for(done) for done in (first, second))
+        assert after - before, "the window moved on"
+        had, asked = (held_of(request) for request in fed.aggregator.requests)
+        assert dict.fromkeys(before, -1) == had
+        assert {n: 0 if n in before else -1 for n in after} == asked
+        assert size_of({name} | (after - before)) == second.bytes_down
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_an_older_version_is_downloaded_again(tmp_path: Path) -> None:
+    """What the copy on disk has of a later version is of no use for an earlier one."""
+
+    async def scenario(fed: Federation) -> None:
+        later, name = SPEC.tensors[0].name, SPEC.tensors[1].name
+        fed.aggregator.versions[1] = changed(fed.aggregator.versions[0], later)
+        fed.aggregator.versions[2] = changed(fed.aggregator.versions[1], name)
+        async with running(fed.agent()):
+            await fed.joined()
+            for round_num, version in enumerate((0, 2, 1)):
+                fed.order(round_num, model_version=version)
+                done = await fed.done(round_num)
+        needed = needed_for(done)
+        first, second, third = (held_of(request) for request in fed.aggregator.requests)
+        assert (dict.fromkeys(needed, -1), dict.fromkeys(needed, 0)) == (first, second)
+        assert {n: -1 if SPEC.by_name[n].block == 1 else 0 for n in needed} == third, "block 1 changed"
+        task = task_from_pb(task_of(2, model_version=1), SPEC)
+        expected = FedEL().fit(task, fed.aggregator.versions[1], Memory(), CLIENT)[0]
+        assert same_patches(expected, fed.aggregator.updates()[-1])
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_a_tensor_that_an_aggregator_keeps_back_is_named(tmp_path: Path) -> None:
+    """Also where the copy on disk has it of a later version."""
+
+    async def scenario(fed: Federation) -> None:
+        fed.aggregator.versions[1] = changed(fed.aggregator.versions[0], SPEC.tensors[0].name)
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0, model_version=1)
+            await fed.done(0)
+            kept_back = Aggregator(frozenset(SPEC.by_name) - {SPEC.tensors[0].name})
+            fed.aggregator.mine = kept_back.mine  # type: ignore[method-assign]
+            fed.order(1, model_version=0)
+            failed = await fed.coordinator.until("failed")
+        assert f"did not send tensor '{SPEC.tensors[0].name}'" in failed.message
+
+    run_scenario(tmp_path, scenario)
+
+
+def test_evaluation_gets_everything(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent(evaluate=True)):
+            await fed.joined()
+            fed.order(0)
+            before = needed_for(await fed.done(0))
+            fed.coordinator.push(evaluate=coordinator_pb2.EvaluationTask(run=RUN, model_version=0))
+            tested = await fed.coordinator.until("evaluation")
+        assert tested.accuracy == pytest.approx(trainers.score(initial_model(), ()).accuracy)
+        assert SPEC.by_name.keys() - before == held_of(fed.aggregator.requests[1]).keys()
 
     run_scenario(tmp_path, scenario)
 
@@ -90,6 +168,7 @@ def test_each_shard_is_sent_its_own_part_even_if_empty(tmp_path: Path) -> None:
         expected = expected_update(0, KeptMemories())
         assert deep.isdisjoint(expected.patches)
         assert [set(), set(expected.patches)] == [set(a.updates()[0].patches) for a in shards]
+        assert [0, 1] == [len(a.requests) for a in shards], "nothing of the first is needed"
 
     run_scenario(tmp_path, scenario, aggregators=shards)
 
@@ -169,7 +248,7 @@ def test_lost_round_repeats_from_the_same_memory(tmp_path: Path) -> None:
         assert [second] * 3 == repeated
         assert first != second
         assert after not in (first, second)
-        assert 1 == len(fed.aggregator.requests), "the model was on disk"
+        assert 3 == len(fed.aggregator.requests), "of a window that is repeated, everything is on disk"
 
     run_scenario(tmp_path, scenario)
 
@@ -221,7 +300,7 @@ def test_new_run_of_the_same_name_starts_fresh(tmp_path: Path) -> None:
             await fed.coordinator.until("join", 2)
             fed.order(1, accepted_round=0)
             second = await fed.done(1)
-        assert [-1, -1] == [r.have_version for r in fed.aggregator.requests]
+        assert [{-1}, {-1}] == [set(r.have_versions) for r in fed.aggregator.requests]
         assert first.report.window.end_block == second.report.window.end_block
 
     run_scenario(tmp_path, scenario)
@@ -278,75 +357,6 @@ def test_late_policy_next_keeps_working_on_a_closed_round(tmp_path: Path) -> Non
     run_scenario(tmp_path, scenario)
 
 
-def test_refused_update_is_reported_once(tmp_path: Path) -> None:
-    async def scenario(fed: Federation) -> None:
-        fed.aggregator.refuse_with = (grpc.StatusCode.FAILED_PRECONDITION, "late")
-        async with running(fed.agent()):
-            await fed.joined()
-            fed.order(0)
-            failed = await fed.coordinator.until("failed")
-            assert (0, "late: not like this") == (failed.round_num, failed.message)
-            fed.aggregator.refuse_with = None
-            fed.order(1)
-            await fed.done(1)
-        assert [1] == [u.report.round_num for u in fed.aggregator.updates()]
-
-    run_scenario(tmp_path, scenario)
-
-
-def test_failing_trainer_is_reported(tmp_path: Path) -> None:
-    async def scenario(fed: Federation) -> None:
-        async with running(fed.agent()):
-            await fed.joined(run_table("failing"))
-            fed.order(0)
-            failed = await fed.coordinator.until("failed")
-            assert "the disk with the samples is gone; put it back" == failed.message
-            fed.order(1)
-            assert 1 == (await fed.coordinator.until("failed", 2)).round_num
-
-    run_scenario(tmp_path, scenario)
-
-
-def test_failed_preparation_is_reported(tmp_path: Path) -> None:
-    async def scenario(fed: Federation) -> None:
-        async with running(fed.agent()):
-            await fed.coordinator.until("hello")
-            fed.offer(run_table("broken"))
-            failed = await fed.coordinator.until("failed")
-            assert (-1, "cifar10 is not here; run `fedel data get cifar10`") == (
-                failed.round_num,
-                failed.message,
-            )
-            fed.order(0)
-            assert not (await fed.coordinator.until("answer")).accepted
-
-    run_scenario(tmp_path, scenario)
-
-
-def test_refused_join_forgets_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(fed: Federation) -> None:
-        async with running(fed.agent()):
-            await fed.joined()
-            fed.coordinator.push(refused=coordinator_pb2.JoinRefused(run=RUN, reason="not you"))
-            fed.order(0)
-            assert not (await fed.coordinator.until("answer")).accepted
-
-    run_scenario(tmp_path, scenario)
-    assert "not you" in caplog.text
-
-
-def test_other_model_digest_is_reported(tmp_path: Path) -> None:
-    async def scenario(fed: Federation) -> None:
-        async with running(fed.agent()):
-            await fed.coordinator.until("hello")
-            fed.offer(model_digest="0123456789abcdef")
-            message = (await fed.coordinator.until("failed")).message
-        assert "0123456789abcdef" in message
-        assert SPEC.digest in message
-
-    run_scenario(tmp_path, scenario)
-
-
 @pytest.mark.parametrize(("strategy", "loss"), [("fedel", 0.5), ("depthfl", 1.0)])
 def test_evaluation_is_answered_and_repeated(tmp_path: Path, strategy: str, loss: float) -> None:
     async def scenario(fed: Federation) -> None:
@@ -368,7 +378,7 @@ def test_ended_run_leaves_no_files(tmp_path: Path) -> None:
             await fed.joined()
             fed.order(0)
             await fed.done(0)
-            assert [] != list(tmp_path.glob("*/model"))
+            assert [] != list(tmp_path.glob("*/model-*"))
             ended = coordinator_pb2.RunEnded(run=RUN, phase=coordinator_pb2.RUN_PHASE_FINISHED)
             fed.coordinator.push(ended=ended)
             fed.offer(run_table("broken"))
@@ -421,17 +431,3 @@ def test_stop_does_not_wait_for_training(tmp_path: Path) -> None:
         trainers.release.set()
 
     run_scenario(tmp_path, scenario)
-
-
-@pytest.mark.parametrize(
-    ("code", "details", "expected"),
-    [
-        (grpc.StatusCode.UNAVAILABLE, "gone", True),
-        (grpc.StatusCode.INTERNAL, "Internal error from Core", True),
-        (grpc.StatusCode.INTERNAL, "a bug of the server", False),
-        (grpc.StatusCode.FAILED_PRECONDITION, "late", False),
-    ],
-)
-def test_which_session_errors_are_retried(code: grpc.StatusCode, details: str, expected: bool) -> None:
-    error = aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details)
-    assert expected == worth_retrying(error)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from fedel_edge.run_folder import Outbox
 
@@ -18,6 +20,7 @@ from tests.agents.stand_ins import (
     SPEC,
     Aggregator,
     Federation,
+    held_of,
     run_scenario,
     run_table,
     running,
@@ -65,6 +68,36 @@ def test_rejoins_while_training(tmp_path: Path) -> None:
         assert 1 == len(fed.aggregator.updates())
 
     run_scenario(tmp_path, scenario)
+
+
+def test_a_download_that_broke_off_leaves_the_copy_as_it_was(tmp_path: Path) -> None:
+    """One shard has answered, the other has not: what came is not taken for a part of either version."""
+    shards = two_shards()
+
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined()
+            fed.order(0)
+            await fed.done(0)
+            for shard in shards:
+                shard.versions[1] = {name: values + np.float32(1) for name, values in shard.versions[0].items()}
+                shard.asked.clear()
+            shards[1].downloads.clear()
+            fed.order(1, model_version=1)
+            await asyncio.wait_for(asyncio.gather(*(s.asked.wait() for s in shards)), PATIENCE_SECONDS)
+        shards[1].downloads.set()
+        async with running(fed.agent()):
+            await fed.joined(number=2)
+            fed.order(1, model_version=1)
+            await fed.done(1)
+        for shard in shards:
+            assert [-1, 0, 0] == [only(held_of(request).values()) for request in shard.requests]
+
+    def only(values: Iterable[int]) -> int:
+        (value,) = set(values)
+        return value
+
+    run_scenario(tmp_path, scenario, aggregators=shards)
 
 
 def test_shards_are_used_at_the_same_time(tmp_path: Path) -> None:

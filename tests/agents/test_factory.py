@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fedel.strategies.depthfl import DepthFL, depths
 from fedel.training import factory
 from fedel.training.profile_io import save_profile
 from fedel.training.settings import DataPart, TrainerSettings
-from fedel.types import LocalWork, Role
+from fedel.types import LocalWork, Role, TrainSpec
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import report_from_pb
 from tests.agents.stand_ins import RUN, federation, running, task_of
@@ -106,6 +107,34 @@ def test_first_model_depends_only_on_the_seed() -> None:
     torch.manual_seed(derive(0, "initial model"))
     assert same_bits(first, factory.make_model(job, factory.make_data(job)).tensors())
     assert spec.digest == factory.make_model(job, factory.make_data(job)).spec.digest
+
+
+def test_a_test_beside_a_training_changes_no_bit(measured: list[int]) -> None:
+    trainer, evaluator = factory.make_trainer(JOB, TrainerSettings(threads=1))
+    assert isinstance(evaluator, factory.ModelTest)
+    model = make_model(norm=False).tensors()
+    other = {name: values + 1 for name, values in model.items()}
+    everything = frozenset(t.name for t in trainer.spec.weights)
+    work, exits = LocalWork(num_steps=200, batch_size=8, lr=0.05), (trainer.spec.num_blocks,)
+    spec = TrainSpec(work, 200, 1, everything, exits)
+    alone, score = trainer.train(model, spec), evaluator(other, ())
+    beside = evaluator.beside_training()
+    assert beside.model is not evaluator.model
+    begun, ended, scores = threading.Event(), threading.Event(), []
+
+    def test() -> None:
+        while not ended.is_set():
+            scores.append(beside(other, ()))
+            begun.set()
+
+    thread = threading.Thread(target=test)
+    thread.start()
+    begun.wait(30)
+    together = trainer.train(model, spec)
+    ended.set()
+    thread.join()
+    assert {score} == set(scores)
+    assert all(np.array_equal(p.values, together.patches[n].values) for n, p in alone.patches.items())
 
 
 def test_agent_trains_with_torch(tmp_path: Path, measured: list[int]) -> None:

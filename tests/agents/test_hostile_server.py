@@ -122,12 +122,16 @@ def test_a_shard_sends_only_its_own_tensors(tmp_path: Path) -> None:
     deep = frozenset(t.name for t in SPEC.tensors if t.block == SPEC.num_blocks)
     shards = [Aggregator(deep), Aggregator(frozenset(SPEC.by_name) - deep)]
 
+    def with_another(content: aggregator_pb2.ModelContent) -> None:
+        content.tensors.add().CopyFrom(content.tensors[0])
+        content.tensors[-1].name = min(deep)
+
     async def scenario(fed: Federation) -> None:
-        fed.aggregator.mine = dict  # type: ignore[method-assign,assignment]
+        shards[1].announce = with_another
         async with running(fed.agent()):
             await fed.joined()
             fed.order(0)
-            assert "is not one of this aggregator's" in (await fed.coordinator.until("failed")).message
+            assert "was not asked for" in (await fed.coordinator.until("failed")).message
 
     run_scenario(tmp_path, scenario, aggregators=shards)
 
@@ -157,9 +161,10 @@ def test_bad_tasks_are_declined(tmp_path: Path, caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"config_json": "[" * 100_000}, "more than 50 tables"),
+        ({"config_json": "[" * 100_000}, "more than 100 lists and tables in each other"),
+        ({"config_json": '{"a":' * 101 + "1" + "}" * 101}, "more than 100 lists and tables in each other"),
         ({"config_json": "x" * 1_000_001}, "1000001 letters"),
-        ({"config_json": "{"}, "is not JSON"),
+        ({"config_json": "{"}, "cannot be read: Expecting"),
         ({"config_json": job(work={"batch_size": 2**31})}, "batch_size is"),
         ({"shards": []}, "0 aggregators"),
         ({"shards": [coordinator_pb2.Shard(address="a:1")] * 1001}, "1001 aggregators"),
@@ -305,7 +310,7 @@ def test_offers_that_are_replaced_are_not_prepared(tmp_path: Path) -> None:
             await fed.coordinator.until("answer")
             trainers.release.set()
             await fed.coordinator.until("join")
-        assert 2 == len(trainers.made)
+        assert 1 <= len(trainers.made) <= 2, "the last one, and one that was begun before it came"
 
     run_scenario(tmp_path, scenario)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedel_edge import run_folder
 from fedel_edge.checked_files import write, write_record
 from fedel_edge.memory import DiskMemories
 from fedel_edge.run_folder import ModelCopy, Outbox, RunFolder
@@ -76,26 +77,107 @@ def test_memory_of_another_version_counts_as_none(tmp_path: Path) -> None:
     "head", [b"[" * 100_000, b"{}", b'{"tensors": [["a", "f9", [1]]], "record": {}}', b"7"]
 )
 def test_a_head_of_another_version_counts_as_none(tmp_path: Path, head: bytes) -> None:
-    write(tmp_path / "model", head, [bytes(8)])
-    assert (-1, {}) == ModelCopy(tmp_path / "model").load(SPEC)
-    assert not (tmp_path / "model").exists()
+    write(tmp_path / "model-1", head, [bytes(8)])
+    assert ({}, {}) == ModelCopy(tmp_path).load(SPEC, SPEC.by_name)
+    assert not (tmp_path / "model-1").exists()
 
 
 def test_model_round_trip(tmp_path: Path) -> None:
-    copy = ModelCopy(tmp_path / "model")
-    assert (-1, {}) == copy.load(SPEC)
-    copy.save(12, initial_model())
-    version, tensors = copy.load(SPEC)
-    assert 12 == version
-    assert same_bits(initial_model(), tensors)
+    copy, model = ModelCopy(tmp_path), initial_model()
+    assert ({}, {}) == copy.load(SPEC, SPEC.by_name)
+    some = dict(list(model.items())[2:7])
+    for kept in (some, model):
+        saved = {name: 12 + place % 3 for place, name in enumerate(kept)}
+        copy.save(SPEC, saved, kept, kept)
+        versions, tensors = copy.load(SPEC, SPEC.by_name)
+        assert saved == versions
+        assert same_bits(kept, tensors)
+
+
+def test_only_blocks_that_are_needed_are_read_and_written(tmp_path: Path) -> None:
+    copy, model = ModelCopy(tmp_path), initial_model()
+    save_all(tmp_path, 3)
+    (tmp_path / "model-5").write_bytes(b"damaged")
+    shallow = {t.name for t in SPEC.tensors if t.block <= 2}
+    versions, tensors = copy.load(SPEC, {t.name for t in SPEC.weights_in(1, 2)})
+    assert dict.fromkeys(shallow, 3) == versions
+    assert shallow == tensors.keys()
+    copy.save(SPEC, {**versions, NAME: 4}, {**tensors, NAME: model[NAME] + 1}, [NAME])
+    assert b"damaged" == (tmp_path / "model-5").read_bytes()
+    versions, tensors = copy.load(SPEC, SPEC.by_name)
+    assert {t.name: 4 if t.name == NAME else 3 for t in SPEC.tensors if t.block != 5} == versions
+    assert same_bits({NAME: model[NAME] + 1}, {NAME: tensors[NAME]})
+
+
+def test_a_crash_between_two_blocks_keeps_values_and_versions_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_at_the_third(path: Path, *rest: object, **options: object) -> None:
+        if path.name == "model-3":
+            raise KeyboardInterrupt
+        write_record(path, *rest, **options)  # type: ignore[arg-type]
+
+    save_all(tmp_path, 3)
+    monkeypatch.setattr(run_folder, "write_record", fail_at_the_third)
+    newer = {name: values + 1 for name, values in initial_model().items()}
+    with pytest.raises(KeyboardInterrupt):
+        ModelCopy(tmp_path).save(SPEC, dict.fromkeys(newer, 4), newer, newer)
+    versions, tensors = ModelCopy(tmp_path).load(SPEC, SPEC.by_name)
+    assert {t.name: 4 if t.block < 3 else 3 for t in SPEC.tensors} == versions
+    older = initial_model()
+    assert same_bits({n: (newer if v == 4 else older)[n] for n, v in versions.items()}, tensors)
+
+
+def test_model_of_an_earlier_release_is_deleted(tmp_path: Path) -> None:
+    path = RunFolder(tmp_path, "r", "first").path / "model"
+    write_record(path, {"version": 12}, initial_model())
+    folder = RunFolder(tmp_path, "r", "first")
+    assert ({}, {}) == folder.model.load(SPEC, SPEC.by_name)
+    assert not path.exists()
+
+
+def save_all(folder: Path, version: int) -> None:
+    ModelCopy(folder).save(SPEC, dict.fromkeys(SPEC.by_name, version), initial_model(), SPEC.by_name)
+
+
+NAME, LAST = SPEC.tensors[0].name, SPEC.tensors[-1].name
+FIRST = {NAME: initial_model()[NAME]}
+
+
+@pytest.mark.parametrize(
+    ("record", "tensors"),
+    [
+        ({}, FIRST),
+        ({"version": "12"}, FIRST),
+        ({"versions": 12}, FIRST),
+        ({"versions": {}}, FIRST),
+        ({"versions": {NAME: 12, "other": 12}}, FIRST),
+        ({"versions": {NAME: None}}, FIRST),
+        ({"versions": {"other": 12}}, {"other": FIRST[NAME]}),
+        ({"versions": {NAME: 12}}, {NAME: FIRST[NAME][:1]}),
+        (
+            {"versions": {SPEC.tensors[-1].name: 12}},
+            {SPEC.tensors[-1].name: initial_model()[SPEC.tensors[-1].name]},
+        ),
+    ],
+    ids=str,
+)
+def test_model_without_a_version_for_each_tensor_counts_as_none(
+    tmp_path: Path, record: dict[str, object], tensors: Tensors
+) -> None:
+    write_record(tmp_path / "model-1", record, tensors)
+    assert ({}, {}) == ModelCopy(tmp_path).load(SPEC, SPEC.by_name)
+    assert not (tmp_path / "model-1").exists()
 
 
 def test_damaged_model_is_downloaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "model"
-    ModelCopy(path).save(12, initial_model())
+    """The block that is damaged; the others are still there."""
+    save_all(tmp_path, 12)
+    path = tmp_path / "model-3"
     path.write_bytes(path.read_bytes()[:-5])
-    assert (-1, {}) == ModelCopy(path).load(SPEC)
-    assert "is damaged" in caplog.text
+    versions, _ = ModelCopy(tmp_path).load(SPEC, SPEC.by_name)
+    assert {t.name for t in SPEC.tensors if t.block != 3} == versions.keys()
+    assert "model-3 is damaged" in caplog.text
 
 
 def test_update_round_trip_to_the_bit(tmp_path: Path) -> None:
@@ -137,9 +219,9 @@ def test_damaged_update_counts_as_none(tmp_path: Path, caplog: pytest.LogCapture
 
 def content_of(folder: Path, name: str) -> object:
     """What an agent would read back."""
-    if name == "model":
-        version, tensors = ModelCopy(folder / name).load(SPEC)
-        return version, pack_of(tensors)
+    if name == "model-2":
+        versions, tensors = ModelCopy(folder).load(SPEC, {t.name for t in SPEC.tensors if t.block == 2})
+        return versions, pack_of(tensors)
     if name == "update-3":
         update = Outbox(folder).get(3)
         return update and (update.header.SerializeToString(), [bytes(part) for part in update.payload.buffers])
@@ -152,12 +234,12 @@ def pack_of(tensors: Tensors) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow"])
-@pytest.mark.parametrize("name", ["memory-3", "model", "update-3"])
+@pytest.mark.parametrize("name", ["memory-3", "model-2", "update-3"])
 def test_no_damage_goes_unnoticed(tmp_path: Path, damage: str, name: str) -> None:
     nothing = content_of(tmp_path, name)
     payload = pack({"a": Patch(np.arange(5, dtype=np.float32))})
     DiskMemories(tmp_path).stage(3, Memory(Window(2, 4), ("a",), tensors={"h": np.ones(3, np.float32)}))
-    ModelCopy(tmp_path / "model").save(12, initial_model())
+    save_all(tmp_path, 12)
     header = aggregator_pb2.UpdateHeader(run="r", tensors=payload.manifest, digest=payload.digest)
     Outbox(tmp_path).put(3, header, payload)
     path, rng = tmp_path / name, np.random.default_rng(0)
@@ -185,7 +267,7 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         folder = RunFolder(tmp_path / "state", "r", "first")
-        folder.model.save(1, initial_model())
+        save_all(folder.path, 1)
         folder.memories.stage(0, MEMORY)
         folder.outbox.put(0, aggregator_pb2.UpdateHeader(run="r"), pack({}))
     finally:

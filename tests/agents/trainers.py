@@ -6,11 +6,13 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from fedel.core.memory_budget import step_bytes
 from fedel.errors import DataError
 from fedel.job import RunConfig
 from fedel.strategies.base import WrappedTrainer
+from fedel.testing import memory_use
 from fedel.training.settings import Evaluator, TrainerSettings
-from fedel.types import Tensors, Trained, Trainer, TrainSpec
+from fedel.types import Tensors, TimingProfile, Trained, Trainer, TrainSpec, Window
 from tests.strategies.fakes import fleet
 
 entered = threading.Event()
@@ -122,3 +124,58 @@ class _Verbose(WrappedTrainer):
 def verbose(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
     trainer, evaluator = fake(run, settings)
     return _Verbose(trainer), evaluator
+
+
+class _BesideTraining:
+    """Tests in the thread that trains, and beside it once ``release_test`` is set."""
+
+    def __call__(self, model: Tensors, average: Collection[int]) -> FakeScore:
+        threads.append(threading.current_thread().name)
+        return score(model, average)
+
+    def beside_training(self) -> Evaluator:
+        threads.append(threading.current_thread().name)
+        return self._held
+
+    def _held(self, model: Tensors, average: Collection[int]) -> FakeScore:
+        entered_test.set()
+        release_test.wait(30)
+        return self(model, average)
+
+
+threads: list[str] = []
+"""Where an evaluator for beside the training was made and called."""
+entered_test = threading.Event()
+release_test = threading.Event()
+
+
+def beside(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    """A held trainer whose models are tested meanwhile."""
+    trainer, _ = held(run, settings)
+    return trainer, _BesideTraining()
+
+
+memory_there = 0
+"""Bytes that a device with little memory has."""
+memory_asked: list[int] = []
+"""Bytes of everything that was tried on it."""
+
+
+class _SmallMemory(WrappedTrainer):
+    @property
+    def profile(self) -> TimingProfile:
+        return replace(super().profile, memory=memory_use(self.spec))
+
+    def train(self, model: Tensors, job: TrainSpec) -> Trained:
+        use, window = memory_use(self.spec), Window(job.end, max(job.exits))
+        memory_asked.append(step_bytes(self.spec, use, job.selected, window))
+        if memory_asked[-1] > memory_there:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+        return super().train(model, job)
+
+
+def small_memory(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    """Fails, as torch does, where a step needs more than ``memory_there``."""
+    memory_asked.clear()
+    trainer, evaluator = fake(run, settings)
+    return _SmallMemory(trainer), evaluator

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from fedel_aggregator.config import AggregatorConfig
 from fedel_aggregator.server import serve as serve_aggregator
+from fedel_coordinator.store import RoundRow
 
+from fedel.audit import books
 from fedel.audit.audit import Sources, audit
 from fedel.cli.main import main
 from fedel.errors import ServiceError
@@ -77,3 +79,17 @@ def test_refuses_a_folder_in_use(tmp_path: Path) -> None:
 
     with pytest.raises(ServiceError, match="stop it first"):
         asyncio.run(_audit_while_it_runs(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "legal"),
+    [
+        ("committed", "open", True),
+        ("committed", "committed", True),
+        ("committed", "closed", False),
+        ("sealed", "open", False),
+    ],
+)
+def test_a_round_may_be_in_test_while_the_next_is_open(status: str, last: str, legal: bool) -> None:
+    rounds = [RoundRow(RUN, number, each, "{}", 0.0) for number, each in ((3, status), (4, status), (5, last))]
+    assert [False, legal, True] == [books._may_be_unclosed(row, rounds[-1]) for row in rounds]

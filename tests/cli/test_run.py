@@ -1,8 +1,12 @@
 """``fedel run``: where the coordinator keeps the run's directory on another machine, and runs that pause."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -98,3 +102,31 @@ def test_the_federation_of_a_command_ends_with_it(tmp_path, monkeypatch):
     with pytest.raises(ServiceError, match=r"no space\nThis command started .* logs are in") as raised:
         asyncio.run(run.watched(federation, "night", RunConfig(), tmp_path, Console()))
     assert raised.value.exit_code != 0
+
+
+def test_a_command_that_is_terminated_says_so_and_ends_its_processes(tmp_path):
+    job = tmp_path / "job.toml"
+    workload = '[workload]\nmodel = "cnn"\ndata = "digits"\n'
+    job.write_text(f"{workload}[rounds]\nmin_clients = 9\n[fleet]\nslowdowns = [1]\n")
+    words = [sys.executable, "-m", "fedel.cli.main", "run", str(job), "--name", "night", "--json"]
+    command = subprocess.Popen(
+        [*words, "--out", str(tmp_path)], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    with command:
+        assert command.stderr is not None
+        assert "live page" in command.stderr.readline()
+        children = [path for path in Path("/proc").glob("[0-9]*") if parent(path) == command.pid]
+        command.send_signal(signal.SIGTERM)
+        said = command.stderr.read()
+        assert 128 + signal.SIGTERM == command.wait(60)
+    assert "fedel run: stopped before its end: another process sent SIGTERM" in said
+    assert "Traceback" not in said
+    assert len(children) == 3
+    assert not any(path.exists() for path in children)
+
+
+def parent(process):
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

@@ -64,17 +64,17 @@ def test_independent_updates_bound_the_true_cost_of_an_exit():
 def test_budget_policies():
     fleet = [profile().scaled(s) for s in (1, 2, 3, 4)]
     full = timing.full_step(profile())
-    assert full.total("backward") == timing.budget(fleet, "fastest", scope="backward")
-    assert full.total("train") == timing.budget(fleet, "fastest")
-    assert 2 * full.total("train") == timing.budget(fleet, "percentile", 50)
-    assert 0.5 * full.total("train") == timing.budget(fleet, "share", 0.5)
+    assert full.total("backward") == timing.budget(timing.full_steps(fleet, "backward"), "fastest")
+    assert full.total("train") == timing.budget(timing.full_steps(fleet), "fastest")
+    assert 2 * full.total("train") == timing.budget(timing.full_steps(fleet), "percentile", 50)
+    assert 0.5 * full.total("train") == timing.budget(timing.full_steps(fleet), "share", 0.5)
     assert 1.5 == timing.budget([], "fixed", 1.5)
 
 
 @pytest.mark.parametrize(("policy", "value"), [("fixed", 0.0), ("percentile", 200.0), ("slowest", 0.0)])
 def test_a_wrong_budget_policy_says_what_is_valid(policy, value):
     with pytest.raises(ConfigError, match="budget"):
-        timing.budget([profile()], policy, value)
+        timing.budget(timing.full_steps([profile()]), policy, value)
 
 
 def test_a_narrow_step_is_interpolated_between_measurements():

@@ -29,7 +29,7 @@ from fedel.training.settings import DataPart
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
 from tests.agents.stand_ins import running
-from tests.federation.trainers import clients_of, scale_of, spec_of
+from tests.federation.trainers import clients_of, memory_share_of, scale_of, spec_of
 from tests.simulation.history import History, play_run
 from tests.strategies.fakes import WORK, initial_model
 
@@ -64,7 +64,7 @@ def job_of(
         "strategy": strategy,
         "workload": {"model": "fake", "data": "fake", "model_options": options or {}},
         "rounds": {"num_rounds": num_rounds, "min_clients": num_clients, "evaluate_every": 0, **rounds},
-        "budget": budget or {},
+        "budget": {"pace": "plan", **(budget or {})},
         "work": asdict(WORK) | (work or {}),
         "trainer": f"tests.federation.trainers:{trainer}",
     }
@@ -73,7 +73,7 @@ def job_of(
 
 def simulated(job: RunConfig, num_clients: int, faults: Faults | None = None) -> History:
     """The same run on the same fleet in the simulation."""
-    return play_run(job, clients_of(num_clients, scale_of(job)), faults=faults)
+    return play_run(job, clients_of(num_clients, scale_of(job), memory_share_of(job)), faults=faults)
 
 
 async def create_run(address: str, run: str, job: RunConfig) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from fedel.job import Protection, RunConfig
 from fedel.strategies import METHODS
+from fedel.types import UploadSettings
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.support import Watch, agents, create_run, job_of, model_of, servers, simulated, watching
 from tests.simulation.history import History
@@ -38,15 +39,41 @@ JOBS: Mapping[str, RunConfig] = {
     ),
     "fedavg-epochs": job_of({"name": "fedavg", "weighting": "samples"}, NUM_CLIENTS, work=EPOCHS),
     "fedel-clipped": replace(job_of({"name": "fedel"}, NUM_CLIENTS), protection=Protection(clip_norm=0.1)),
+    "fedel-round": job_of({"name": "fedel", "budget_scope": "round"}, NUM_CLIENTS, 4, seed=6),
+    "fedel-memory": job_of({"name": "fedel"}, NUM_CLIENTS, 4, seed=4, options={"memory_share": 0.5}),
     "fiarse-median": replace(job_of({"name": "fiarse"}, NUM_CLIENTS), protection=Protection(fold="median")),
 }
-SHARDED = ("fedel", "fednova-fedel", "depthfl-feddyn", "heterofl", "fiarse", "fiarse-median")
+COMPRESSED: Mapping[str, RunConfig] = {
+    f"{name}-{upload.compression}-{upload.share:g}": replace(JOBS[name], upload=upload)
+    for name, upload in (
+        ("fedel", UploadSettings("fp16")),
+        ("fedel", UploadSettings("int8")),
+        ("fedel", UploadSettings("topk")),
+        ("fedel", UploadSettings("topk", 0.01)),
+        ("fednova-fedel", UploadSettings("int8")),
+        ("depthfl-feddyn", UploadSettings("topk")),
+        ("heterofl", UploadSettings("int8")),
+        ("fiarse", UploadSettings("topk")),
+        ("fedel-clipped", UploadSettings("fp16")),
+        ("fiarse-median", UploadSettings("fp16")),
+    )
+}
+"""Every compression; and with whole tensors, slices and bitmaps, states of methods, every kind of fold."""
+RUNS = {**JOBS, **COMPRESSED}
+SHARDED = (
+    *("fedel", "fednova-fedel", "depthfl-feddyn", "heterofl", "fiarse", "fiarse-median"),
+    *("fedel-memory", "fedel-round"),
+)
 """One of each kind: whole tensors, folds with a state or a norm of their own, slices, bitmaps, robust means."""
+SHARDED_COMPRESSED = tuple(name for name in COMPRESSED if "clipped" not in name)
+"""Where several keep the model, each clips its own part: a simulation has one."""
+TOGETHER = tuple(name for name in JOBS if name not in ("fedel-memory", "fedel-round"))
+"""An agent takes part in 16 runs at most."""
 
 
-@lru_cache(maxsize=len(JOBS))
+@lru_cache(maxsize=len(RUNS))
 def expected(name: str) -> History:
-    return simulated(JOBS[name], NUM_CLIENTS)
+    return simulated(RUNS[name], NUM_CLIENTS)
 
 
 async def difference(watch: Watch, address: str, folder: Path) -> str:
@@ -66,7 +93,7 @@ async def differences(folder: Path, names: tuple[str, ...], num_aggregators: int
         made = await stack.enter_async_context(servers(folder, num_aggregators))
         watches = []
         for name in names:
-            await create_run(made.address, name, JOBS[name])
+            await create_run(made.address, name, RUNS[name])
             watches.append(await stack.enter_async_context(watching(made.address, name)))
         await stack.enter_async_context(agents(folder, made.address, range(NUM_CLIENTS), NUM_CLIENTS))
         found = {watch.run: await difference(watch, made.address, folder) for watch in watches}
@@ -74,7 +101,9 @@ async def differences(folder: Path, names: tuple[str, ...], num_aggregators: int
 
 
 @pytest.mark.parametrize(
-    ("num_aggregators", "names"), [(1, tuple(JOBS)), (2, SHARDED)], ids=["1 aggregator", "2 aggregators"]
+    ("num_aggregators", "names"),
+    [(1, TOGETHER), (2, SHARDED), (1, tuple(COMPRESSED)), (2, SHARDED_COMPRESSED)],
+    ids=["1 aggregator", "2 aggregators", "compressed, 1 aggregator", "compressed, 2 aggregators"],
 )
 def test_grpc_gives_the_bits_of_the_simulation(
     tmp_path: Path, num_aggregators: int, names: tuple[str, ...]
@@ -82,9 +111,17 @@ def test_grpc_gives_the_bits_of_the_simulation(
     assert {} == asyncio.run(differences(tmp_path, names, num_aggregators))
 
 
+def test_memory_makes_a_difference() -> None:
+    windows = [
+        update.report.window for round_ in expected("fedel-memory").counted for update in round_.values()
+    ]
+    free = [update.report.window for round_ in expected("fedel").counted for update in round_.values()]
+    assert max(w.front - w.end for w in windows if w) < max(w.front - w.end for w in free if w)
+
+
 def test_the_compared_runs_are_uneven_and_all_different() -> None:
-    models = {b"".join(values.tobytes() for values in expected(name).model.values()) for name in JOBS}
-    assert len(JOBS) == len(models)
+    models = {b"".join(values.tobytes() for values in expected(name).model.values()) for name in RUNS}
+    assert len(RUNS) == len(models)
     reports = [update.report for update in expected("fednova-fedel").counted[0].values()]
     for field in ("num_steps", "num_samples", "effective_steps", "loss"):
         assert NUM_CLIENTS == len({getattr(report, field) for report in reports}), field

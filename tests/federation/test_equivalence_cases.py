@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from fedel_aggregator.servicer import Aggregator
 
 from fedel.job import RunConfig
+from fedel.types import UploadSettings
 from tests.federation.processes import RUN, gate_of
 from tests.federation.support import agents, create_run, job_of, model_of, servers, simulated, until, watching
 from tests.simulation.history import History, Script
@@ -79,6 +80,18 @@ def late_in_the_next_round(gate: Path) -> Case:
     raise AssertionError("no seed draws a client in round 1 and not in round 2")
 
 
+def late_and_compressed(gate: Path) -> Case:
+    """The same: what is late is restored from the version that its client started from."""
+    case = late_in_the_next_round(gate)
+    return replace(case, job=replace(case.job, upload=UploadSettings("int8")))
+
+
+def lost_and_compressed(gate: Path) -> Case:
+    """A round that a client is lost in leaves its residuals as they were."""
+    job = replace(job_in(gate, num_rounds=4), upload=UploadSettings("topk"))
+    return Case(job, Script(slow={1: {"client-2": 50.0}}))
+
+
 def accepted_are(aggregator: Aggregator, wanted: int) -> bool:
     return wanted == aggregator.registry.get_sample_value("fedel_uploads_total", {"outcome": "accepted"})
 
@@ -123,7 +136,9 @@ async def grpc_run(case: Case, folder: Path) -> tuple[list[list[str]], list[int]
 
 
 @pytest.mark.parametrize(
-    "make", [late, failed, lost, over_selected, late_in_the_next_round], ids=lambda f: f.__name__
+    "make",
+    [late, failed, lost, over_selected, late_in_the_next_round, late_and_compressed, lost_and_compressed],
+    ids=lambda f: f.__name__,
 )
 def test_grpc_gives_the_bits_of_the_simulation(tmp_path: Path, make) -> None:
     case = make(tmp_path / "gate")
@@ -147,3 +162,7 @@ def test_the_cases_are_what_they_are_called(tmp_path: Path) -> None:
     assert [(4, 2)] * 3 == [(record.num_tasks, record.num_updates) for record in run.records]
     run = late_in_the_next_round(gate).run()
     assert [0, 0, 1] == [record.num_late for record in run.records]
+    run = late_and_compressed(gate).run()
+    assert [0, 0, 1] == [record.num_late for record in run.records]
+    run = lost_and_compressed(gate).run()
+    assert (("client-2",), 3) == (run.records[1].late, run.records[1].num_updates)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedel import testing
+from fedel.core.memory_budget import whole_bytes
 from fedel.job import RunConfig
 from fedel.seeds import derive
 from fedel.strategies.base import WrappedTrainer
@@ -29,18 +30,28 @@ def spec_of(scale: int = 1) -> ModelSpec:
 
 
 @lru_cache(maxsize=4)
-def clients_of(num_clients: int, scale: int = 1) -> dict[str, fakes.FakeTrainer]:
-    """An uneven fleet."""
-    return fakes.fleet(num_clients, spec_of(scale))
+def clients_of(num_clients: int, scale: int = 1, memory_share: float = 0.0) -> dict[str, fakes.FakeTrainer]:
+    """An uneven fleet; with ``memory_share``, held to that share of what the whole model takes."""
+    spec = spec_of(scale)
+    clients = fakes.fleet(num_clients, spec)
+    if not memory_share:
+        return clients
+    use = testing.memory_use(spec, int(memory_share * whole_bytes(spec, testing.memory_use(spec))))
+    return {name: replace(c, profile=replace(c.profile, memory=use)) for name, c in clients.items()}
 
 
 def scale_of(run: RunConfig) -> int:
     return int(run.workload.model_options.get("scale", 1))
 
 
+def memory_share_of(run: RunConfig) -> float:
+    return float(run.workload.model_options.get("memory_share", 0.0))
+
+
 def uneven(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
     """The client of the uneven fleet that the data section names."""
-    trainer = clients_of(settings.data.of, scale_of(run))[f"client-{settings.data.index}"]
+    clients = clients_of(settings.data.of, scale_of(run), memory_share_of(run))
+    trainer = clients[f"client-{settings.data.index}"]
     return trainer, score if settings.evaluate else None
 
 

@@ -57,7 +57,8 @@ class RawAggregator(Aggregator):
                 yield message
             return
         self.versions.setdefault(request.version, self.versions[0])
-        self.versions.setdefault(request.have_version, self.versions[0])
+        for have in request.have_versions:
+            self.versions.setdefault(have, self.versions[0])
         async for message in super().GetModel(request, context):
             yield message
 

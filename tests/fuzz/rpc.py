@@ -96,7 +96,10 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
     key = {"run": samples.RUN, "round_num": 0}
     made: dict[str, Callable[[], Sequence[Sequence[Message]]]] = {
         "CreateModel": lambda: [_model(samples.RUN), _model(client)],
-        "GetModel": lambda: [[agg.GetModelRequest(run=samples.RUN, version=-1, have_version=-1)]],
+        "GetModel": lambda: [
+            [agg.GetModelRequest(run=samples.RUN, version=-1, have_version=-1)],
+            [agg.GetModelRequest(run=samples.RUN, version=0, tensors=[0, 2, 3], have_versions=[-1, 0, 5])],
+        ],
         # Most of them of clients that are planned: more of what they send is looked at.
         "PutUpdate": lambda: [_update(samples.RUN, client), *[_update(samples.PLANNED, client)] * 3],
         "OpenRound": lambda: [[samples.open_round(run, [client])] for run in (samples.RUN, "other")],

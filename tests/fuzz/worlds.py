@@ -236,7 +236,7 @@ def job(**rounds: Any) -> RunConfig:
             "seed": 3,
             "strategy": {"name": "fedel"},
             "rounds": {"num_rounds": 3, "min_clients": 3, "deadline_floor_seconds": _WAITS} | rounds,
-            "budget": {"policy": "fixed", "value": 0.4},
+            "budget": {"policy": "fixed", "value": 0.4, "pace": "plan"},
             "work": vars(WORK),
         }
     )

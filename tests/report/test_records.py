@@ -8,6 +8,9 @@ import pytest
 from fedel.errors import ConfigError
 from fedel.records import RoundRecord, run_result
 from fedel.report import runs
+from fedel.roles import recorder
+from fedel.roles.run_state import TaskResult
+from fedel.types import Report
 from tests.report.fakes import client_record, result, round_record
 
 ADDED_LATER = {
@@ -109,3 +112,25 @@ def test_a_run_without_rounds_has_a_result():
 def test_a_record_is_the_same_after_its_file():
     record = round_record(clients=(client_record(window=(1, 4)),), clock_seconds={"train": 1.0}, late=("two",))
     assert record == RoundRecord.from_json(record.to_json())
+
+
+def test_the_seconds_of_a_client_add_up_to_the_round():
+    phases = {"download": 1.0, "probe": 0.5, "train": 4.0, "wait": 0.25, "upload": 2.0}
+    entry = client_record(phases=phases)
+    record = round_record(clients=(entry,), latency_seconds=10.0, collect_seconds=9.0)
+    spent = record.seconds_of(entry)
+    assert phases | {"idle": 1.25, "commit": 1.0} == spent
+    assert 10.0 == sum(spent.values())
+
+
+def test_without_phases_all_but_the_training_is_idle():
+    entry = client_record(train_seconds=4.0)
+    spent = round_record(clients=(entry,), latency_seconds=10.0).seconds_of(entry)
+    assert (4.0, 6.0, 0.0) == (spent["train"], spent["idle"], spent["commit"])
+
+
+def test_the_probe_is_told_apart_from_the_training():
+    report = Report("one", 0, 10, 4, 4.0, 0.5, train_seconds=2.0, probe_seconds=0.5)
+    result = TaskResult(report, phases={"download": 1.0, "train": 2.25})
+    phases = recorder.client_record("round", report, None, result, "").phases
+    assert {"download": 1.0, "probe": 0.5, "train": 1.75} == phases

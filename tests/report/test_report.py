@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,21 @@ def test_the_page_stands_alone_with_every_picture_and_a_markdown_twin(pair, tmp_
     assert not re.search(r'(?:src|href)="https?:', text)
     assert "<td>70.0 %</td>" in text
     assert "| fedavg | 3 | 60.0 % |" in (tmp_path / "report.md").read_text()
+
+
+def test_seconds_are_a_mean_over_the_last_rounds(tmp_path):
+    run = write_run(tmp_path / "x", "fedel", 1.0, [0.1, 0.2])
+    first = replace(run.rounds[0].clients[0], phases={"download": 9.0, "train": 1.0})
+    second = replace(run.rounds[1].clients[0], phases={"download": 0.25, "train": 0.5})
+    rounds = [replace(r, clients=(e,)) for r, e in zip(run.rounds, (first, second), strict=True)]
+    spent = replace(run, rounds=rounds).seconds_by_phase(1)["one"]
+    assert (0.25, 0.5, 0.25) == (spent["download"], spent["train"], spent["idle"])
+
+
+def test_rounds_without_clients_have_a_page(tmp_path):
+    run = write_run(tmp_path / "x", "fedel", 1.0, [0.1])
+    empty = replace(run, rounds=[replace(run.rounds[0], clients=())])
+    assert "Where the seconds of a round go" in page.write([empty], tmp_path).read_text()
 
 
 def test_the_same_runs_give_the_same_page(pair, tmp_path):

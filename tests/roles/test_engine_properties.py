@@ -13,7 +13,7 @@ from tests.roles.world import CLIENTS, World, engine_of, member_of
 
 ROUNDS = st.fixed_dictionaries(
     {
-        "num_rounds": st.integers(1, 3),
+        "num_rounds": st.integers(1, 4),
         "num_participants": st.sampled_from([0, 1, 2]),
         "over_select": st.sampled_from([1.0, 2.0]),
         "min_clients": st.integers(1, 2),
@@ -23,7 +23,7 @@ ROUNDS = st.fixed_dictionaries(
     }
 )
 CLIENT = st.sampled_from(CLIENTS)
-ROUND = st.integers(-1, 3)
+ROUND = st.integers(-1, 4)
 
 Move = Callable[[World], object]
 
@@ -49,6 +49,7 @@ def moves() -> st.SearchStrategy[tuple[str, Move]]:
         plain("all answers", lambda world: [world.answer() for _ in range(3)]),
         plain("all are done", lambda world: [world.finish_task(c) for c in CLIENTS]),
         plain("all behave", lambda world: [world.behave() for _ in range(3)]),
+        plain("all but the tests", lambda world: [train_on(world) for _ in range(3)]),
     ]
     return st.one_of(
         *progress,
@@ -77,6 +78,15 @@ def moves() -> st.SearchStrategy[tuple[str, Move]]:
     )
 
 
+def train_on(world: World) -> None:
+    """Rounds go on while nobody answers a test."""
+    for client in CLIENTS:
+        world.finish_task(client)
+    world.tick()
+    world.answer_all()
+    world.tick()
+
+
 ANY_ORDER = given(
     rounds=ROUNDS,
     strategy=st.sampled_from(["fedavg", "fedel"]),
@@ -98,6 +108,7 @@ def check_any_order(rounds: dict[str, object], strategy: str, script: list[tuple
     assert all(record.num_updates >= least for record in world.closed), ", ".join(name for name, _ in script)
     assert [] == world.engine.apply(world.state, ev.Tick(), world.now)[1]
     event(f"{closed} rounds closed in disorder")
+    event(f"{sum(record.tested for record in world.closed)} rounds tested")
     event(f"{world.num_applied // 25 * 25} events or more")
 
 

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from fedel.roles.gate import MAX_TEXT, clean, objection_to_name, objection_to_report, weighed
+from fedel.roles.gate import (
+    MAX_TEXT,
+    clean,
+    objection_to_name,
+    objection_to_report,
+    objection_to_wanted,
+    weighed,
+)
 from fedel.types import ModelSpec, Participant, Report, StepCost, TensorSpec, Window
 
 SPEC = ModelSpec("toy", ("a", "b"), (TensorSpec("a.w", 1, (2,)), TensorSpec("b.w", 2, (2,))))
@@ -73,3 +80,26 @@ def test_clean_text():
     assert clean("fine") == "fine"
     assert "\x1b" not in clean("\x1b]0;PWNED\x07")
     assert len(clean("y" * 4_000_000)) == MAX_TEXT + 3
+
+
+@pytest.mark.parametrize("places", [[], [0], [1], [0, 1]])
+def test_tensors_that_the_model_has_may_be_wanted(places):
+    assert objection_to_wanted(places, [-1] * len(places), SPEC) == ""
+
+
+@pytest.mark.parametrize(
+    ("places", "versions"),
+    [
+        ([0], []),
+        ([], [0]),
+        ([0, 1], [0]),
+        ([2], [0]),
+        ([-1], [0]),
+        ([0, 0], [0, 1]),
+        ([1, 0], [0, 0]),
+        ([0] * 100_000, [0] * 100_000),
+        ([2**31 - 1], [2**31 - 1]),
+    ],
+)
+def test_other_tensors_may_not(places, versions):
+    assert 0 < len(objection_to_wanted(places, versions, SPEC)) < MAX_TEXT

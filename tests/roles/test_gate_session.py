@@ -18,7 +18,18 @@ from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import Member, RunState, TaskResult
 from fedel.strategies import METHODS
 from fedel.testing import profile, spec
-from fedel.types import BlockTime, Participant, Report, StepCost, TensorTime, TimingProfile, WidthTime, Window
+from fedel.types import (
+    BlockBytes,
+    BlockTime,
+    MemoryUse,
+    Participant,
+    Report,
+    StepCost,
+    TensorTime,
+    TimingProfile,
+    WidthTime,
+    Window,
+)
 from fedel.wire.codec import participant_to_pb, task_to_pb
 
 SPEC = spec()
@@ -40,8 +51,14 @@ def first_block(**fields: object) -> TimingProfile:
     return replace(GOOD, blocks=(replace(GOOD.blocks[0], **fields), *GOOD.blocks[1:]))
 
 
+def memory(**fields: object) -> TimingProfile:
+    use = MemoryUse(1000, 10, 1, (BlockBytes(1, 1, 1, 1, 1),) * SPEC.num_blocks, limit_bytes=2000)
+    return changed(memory=replace(use, **fields))
+
+
 def test_a_good_join_passes() -> None:
     assert "" == gate.objection_to_join(SPEC.digest, MEMBER, SPEC)
+    assert "" == gate.objection_to_join(SPEC.digest, replace(MEMBER, profile=memory()), SPEC)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +88,13 @@ def test_a_good_join_passes() -> None:
         changed(blocks=GOOD.blocks[1:]),
         changed(device="x" * 4_000_000),
         GOOD.scaled(1e-12),
+        memory(base_bytes=-1),
+        memory(input_bytes=2**62),
+        memory(limit_bytes=-1),
+        memory(optimiser_values=-1),
+        memory(optimiser_values=10**9),
+        memory(blocks=()),
+        memory(blocks=(BlockBytes(1, 1, 1, 1, -1),) * SPEC.num_blocks),
     ],
 )
 def test_a_bad_profile_is_refused(bad: TimingProfile) -> None:

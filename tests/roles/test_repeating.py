@@ -148,7 +148,7 @@ def test_a_test_that_nobody_asked_for_is_ignored() -> None:
     other = SLOW if evaluator == FAST else FAST
     assert ["Ignore"] == kinds(world.apply(ev.Evaluated(version, 1.0, 0.0, client=other)))
     assert ["Ignore"] == kinds(world.apply(ev.Evaluated(version, 7.0, 0.0, client=evaluator)))
-    assert ([], "") == (world.closed, world.state.open.evaluation.evaluator)
+    assert ([], "") == (world.closed, world.state.evaluation.evaluator)
 
 
 def test_who_lets_a_test_pass_gets_no_other() -> None:

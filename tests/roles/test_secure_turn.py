@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedel.core.secure_server import take_off
 from fedel.core.secure_sum import Keys, Reveal, SecureClient, attempt_name, groups_of
+from fedel.errors import UpdateRefused
 from fedel.job import RunConfig
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
@@ -45,6 +47,7 @@ class SecureWorld(World):
     sides: dict[str, tuple[int, SecureClient]] = field(default_factory=dict)
     masked: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     named: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    shared: dict[str, SecureClient] = field(default_factory=dict)
     attempt: int = 0
     num_sums: int = 0
 
@@ -89,16 +92,27 @@ class SecureWorld(World):
                 self.apply(ev.Keyed(client, task.round_num, attempt, keys, TRAINED[client]))
             case ev.SendRoster(client, round_num, attempt, keys, named):
                 if self.side(client, attempt):
-                    self.named[client] = dict(named)
-                    shares = self.side(client, attempt).share(keys)
-                    self.apply(ev.Shared(client, round_num, attempt, shares))
+                    self.share(client, round_num, attempt, keys, named)
             case ev.SendGroup(client, round_num, attempt, shares):
-                if self.side(client, attempt) and client not in self.masked:
+                # A client that was restarted waits for a roster first.
+                has_shared = self.shared.get(client) is self.side(client, attempt)
+                if self.side(client, attempt) and has_shared and client not in self.masked:
                     self.mask(client, round_num, attempt, shares)
             case ev.SendUnmask(client, round_num, attempt, came):
                 if self.side(client, attempt) and not self.side(client, attempt)._has_revealed:
                     reveal = self.side(client, attempt).reveal(came)
                     self.apply(ev.Revealed(client, round_num, attempt, reveal))
+
+    def share(self, client: str, round_num: int, attempt: int, keys: Any, named: Any) -> None:
+        side = self.side(client, attempt)
+        assert side is not None
+        self.named[client], self.shared[client] = dict(named), side
+        try:
+            shares = side.share(keys)
+        except UpdateRefused as refusal:  # the roster has keys of before it was restarted
+            self.apply(ev.Failed(client, round_num, str(refusal)))
+        else:
+            self.apply(ev.Shared(client, round_num, attempt, shares))
 
     def side(self, client: str, attempt: int) -> SecureClient | None:
         number, side = self.sides.get(client, (0, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedel.core.timing import budget, full_step
+from fedel.core.timing import budget, full_step, full_steps
 from fedel.roles.run_state import Member
 from fedel.roles.speed import believed
 from fedel.testing import profile
@@ -30,11 +30,11 @@ def test_a_liar_is_as_fast_as_a_third_of_the_median_of_its_type() -> None:
 
 
 def test_one_profile_does_not_move_the_budget_of_others() -> None:
-    honest = budget([member.profile for member in HONEST])
+    honest = budget(full_steps([member.profile for member in HONEST]))
     others = replace(LIAR, device_type="of its own")
     for liar in (LIAR, others):
         views = believed([liar, *HONEST], {})
-        assert honest / 3 <= budget([view.profile for view in views]) <= honest
+        assert honest / 3 <= budget(full_steps([view.profile for view in views])) <= honest
 
 
 def test_measured_seconds_correct_a_profile_that_is_far_too_fast() -> None:

@@ -10,7 +10,7 @@ from fedel.records import RoundRecord
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import OPEN, Member, RunState, TaskResult
+from fedel.roles.run_state import MAX_COMMITTED, OPEN, Member, RunState, TaskResult
 from fedel.serialisation import from_json, to_json
 from fedel.testing import fleet, spec
 from fedel.types import Report, StepCost
@@ -89,6 +89,7 @@ class World:
 
     def check_legal(self, state: RunState, effects: list[ev.Effect]) -> None:
         sealed = state.open is not None and state.open.status != OPEN
+        num_closed = len(self.closed)
         for effect in effects:
             match effect:
                 case ev.SendTask(task):
@@ -97,12 +98,17 @@ class World:
                     assert task.client in state.members
                 case ev.Persist("closed", record=record):
                     assert record is not None
-                    self.check_record(record)
-        assert not (state.ended and state.open)
+                    self.check_record(record, num_closed)
+                    num_closed += 1
+                case ev.Evaluate(_, version) | ev.Keep(version):
+                    assert num_closed + 1 == version, "tests come in the order of the rounds"
+                    assert version > self.version - MAX_COMMITTED, "the aggregators have deleted it"
+        assert not (state.ended and (state.open or state.committed))
+        assert len(state.committed) <= MAX_COMMITTED
 
-    def check_record(self, record: RoundRecord) -> None:
+    def check_record(self, record: RoundRecord, num_closed: int) -> None:
         names = [entry.client for entry in record.clients]
-        assert len(self.closed) == record.round
+        assert num_closed == record.round, "rounds close in their order"
         assert record.round + 1 == record.version
         assert names == sorted(set(names))
         assert record.trouble or len(names) == record.num_updates
@@ -195,9 +201,14 @@ class World:
         for client in CLIENTS:
             self.finish_task(client)
         self.tick()
+        self.answer_all()
+        self.tick()
+        self.evaluate(0.5)
+        self.answer_all()
+
+    def answer_all(self) -> None:
         while self.answers:
             self.answer()
-        self.evaluate(0.5)
 
     def run_to_the_end(self, max_steps: int = 400) -> None:
         """Everyone behaves from now on: the run must end."""

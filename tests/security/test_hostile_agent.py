@@ -1,6 +1,6 @@
 """One hostile agent among ten, with a certificate like the others': the nine get the model they get without it.
 
-The hostile one attacks in all ways that ``tests.security.hostile`` knows, at the same time, while the run goes
+The hostile one attacks in all ways that ``hostile.py`` knows, at the same time, while the run goes
 on. In one variant it has a certificate and no more: everything with which it tries to join is refused. In the
 other it also joins as anybody can, so that it is a member of the run, gets a task in each round and is waited
 for until the deadline.
@@ -12,7 +12,8 @@ other's with bad values in the allowed range: no check can tell it from an unluc
 client of ten; ``[protection]`` bounds what it can do (docs/privacy.md).
 
 Every round waits for nine updates (``min_reports``), and so always counts the same nine, however slow this
-machine is; the deadline only ends the waiting for the hostile agent.
+machine is; the deadline only ends the waiting for the hostile agent. One of the nine does not finish the last
+round before every attack was carried out, however fast this machine is.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ from fedel.training.settings import DataPart
 from fedel.types import Tensors
 from fedel.v1 import coordinator_pb2 as pb
 from tests.agents.stand_ins import running
-from tests.federation.support import job_of
-from tests.federation.trainers import spec_of
-from tests.security.hostile import NAME, Hostile
+from tests.federation.support import job_of, until
+from tests.federation.trainers import Gate, spec_of
+from tests.security.attacker import NAME
+from tests.security.hostile import Hostile
 from tests.security.support import Pki, Servers, servers
 from tests.strategies.fakes import initial_model, same_bits
 
 HONEST = 9
+LAST = "client-8"
+"""The one whom the run waits for."""
 ROUNDS = 3
 SCALE = 8
 """A model of 100 kB: uploads are more than one message, and rounds short."""
@@ -85,20 +89,26 @@ async def model_of(made: Servers, operator: Tls, run: str, folder: Path) -> Tens
     return load_file(folder / f"{run}.safetensors")
 
 
+async def release(gate: Gate, hostile: Hostile) -> None:
+    await until(lambda: not hostile.due(), "every attack")
+    gate.release(LAST, ROUNDS - 1)
+
+
 async def attacked(folder: Path, strategy: dict[str, Any], joins: bool) -> Hostile:
     """Run alone, then attacked, and compare."""
     job = job_of(
         strategy,
         HONEST,
         ROUNDS,
-        options={"scale": SCALE},
+        trainer="gated",
+        options={"scale": SCALE, "gate": str(folder / "gate")},
         min_reports=HONEST,
         deadline_factor=0.001,
         deadline_floor_seconds=4.0,
         max_repeats=1000,
         evaluate_every=1,
     )
-    pki = Pki(folder)
+    pki, gate = Pki(folder), Gate(folder / "gate", job.seed)
     operator = pki.tls("operator", "ada")
     async with servers(folder, pki) as made, AsyncExitStack() as stack:
         for index in range(HONEST):
@@ -107,8 +117,10 @@ async def attacked(folder: Path, strategy: dict[str, Any], joins: bool) -> Hosti
         hostile = Hostile(made, pki.due("agent", NAME), "attacked", "alone", spec_of(SCALE), joins)
         # A member that joins counts among those whom the first round waits for.
         job = replace(job, rounds=replace(job.rounds, min_clients=HONEST + joins))
+        gate.hold(LAST, ROUNDS - 1)
         async with hostile.at_work():
-            records = await run_to_the_end(made, operator, "attacked", job)
+            ending = run_to_the_end(made, operator, "attacked", job)
+            records, _ = await asyncio.gather(ending, release(gate, hostile))
             runs = await list_runs(made.coordinator_address, operator)
             async with ClientSession() as session, session.get(f"http://{made.http}/metrics") as answer:
                 metrics = await answer.text()
@@ -131,24 +143,6 @@ CASES = {
 }
 
 
-ATTACKS = {
-    "endless_varint",
-    "evaluations",
-    "forbidden_calls",
-    "garbage",
-    "held_permit",
-    "mad_joins",
-    "odd_hellos",
-    "renewals",
-    "silent_streams",
-    "unknown_runs",
-    "unread_downloads",
-    "uploads",
-}
-"""Each of them is carried out at least once while the run goes on; sessions come one after the other, and some
-of their attacks only in longer runs."""
-
-
 @pytest.mark.parametrize(
     "case", [case if "fedel" in case else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
@@ -157,7 +151,6 @@ def test_nine_of_ten_get_the_model_they_get_alone(
 ) -> None:
     strategy, joins = CASES[case]
     hostile = asyncio.run(asyncio.wait_for(attacked(tmp_path, strategy, joins), 3 * PATIENCE_SECONDS))
-    assert set() == ATTACKS - hostile.times.keys()
     assert joins == (hostile.times["task"] > 0)
     assert [] == hostile.receipts
     assert (

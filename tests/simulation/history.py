@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedel.core.timing import budget
+from fedel.core.timing import budget, full_steps
 from fedel.job import RunConfig
 from fedel.records import RoundRecord
 from fedel.roles.coordinator import RoundEngine
@@ -105,7 +105,7 @@ def play_run(
     """Play a run from its first model to its end."""
     workload = FakeWorkload(trainers)
     planner = _Planner(run, workload.spec, clock, strategy)
-    executor = _Executor(Worker(planner.strategy, workload), backwards)
+    executor = _Executor(Worker(planner.strategy, workload, run.upload), backwards)
     start = Checkpoint(initial_model(workload.spec))
     simulation = Simulation(RoundEngine(planner), clients_of(trainers), executor, start, faults=faults)
     models, records, counted = [], [], []
@@ -145,7 +145,7 @@ def run_rounds(
 ) -> History:
     """Rounds of a strategy without a deadline of their own; a budget of 0 is the fastest client's."""
     clients = clients or fleet()
-    seconds = budget_seconds or budget([c.profile for c in clients.values()], scope=scope)
+    seconds = budget_seconds or budget(full_steps([c.profile for c in clients.values()], scope))
     table = {
         "seed": seed,
         "rounds": {

@@ -82,7 +82,7 @@ def test_fiarse_has_an_honest_and_an_optimistic_clock(kind, round_seconds):
 @pytest.mark.parametrize("strategy", ["fedel", "elastictrainer"])
 @pytest.mark.parametrize("scope", ["backward", "train"])
 def test_elastic_methods_pay_for_their_selection_and_the_probe(strategy, scope):
-    record = first_round({"name": strategy, "budget_scope": scope})
+    record = first_round({"name": strategy, "budget_scope": scope, "steps": "plan"})
     spec = fakes.spec()
     for entry, slowness in zip(record.clients, FLEET, strict=True):
         profile = fakes.profile(1)

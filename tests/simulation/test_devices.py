@@ -4,11 +4,12 @@ from dataclasses import replace
 import pytest
 
 from fedel import config
-from fedel.core.timing import budget
+from fedel.core.timing import budget, full_steps
 from fedel.errors import ConfigError, ProfileError
 from fedel.simulation import devices
 from fedel.simulation.conditions import Network
 from fedel.simulation.devices import FleetConfig
+from fedel.testing import memory_use
 from fedel.training.profile_io import save_profile
 from tests.strategies import fakes
 
@@ -35,11 +36,22 @@ def test_random_types_are_even_and_stay_with_their_client():
     assert [c.device for c in few] != [c.device for c in build({}, 100, seed=2)]
 
 
+def test_limit_of_memory(tmp_path):
+    use = memory_use(fakes.spec())
+    save_profile(replace(fakes.profile(), memory=use), tmp_path / "pi.json")
+    pi = {"profile": str(tmp_path / "pi.json"), "slowness": 2, "memory_mb": 5}
+    small, other = build({"counts": {"pi": 1, "orin": 1}, "types": {"pi": pi}}, 2)
+    assert replace(use, limit_bytes=5 * 10**6) == small.profile.memory
+    assert 0 == other.profile.memory_limit_bytes
+    with pytest.raises(ConfigError, match="says nothing about memory"):
+        build({"counts": {"pi": 1}, "types": {"pi": {"memory_mb": 5}}}, 1)
+
+
 def test_slowness_scales_every_tensor():
     orin, third = build({"counts": {"orin": 1, "orin/3": 1}}, 2)
     for fast, slow in zip(orin.profile.tensors, third.profile.tensors, strict=True):
         assert (3 * fast.grad_seconds, 3 * fast.update_seconds) == (slow.grad_seconds, slow.update_seconds)
-    assert pytest.approx(3 * budget([orin.profile])) == budget([third.profile])
+    assert pytest.approx(3 * budget(full_steps([orin.profile]))) == budget(full_steps([third.profile]))
     assert "orin/3" == third.profile.device
 
 
@@ -71,6 +83,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
         ({"counts": {"orinn": 1}}, "unknown device type 'orinn'; did you mean 'orin'"),
         ({"random": []}, "at least one type"),
         ({"types": {"pi": {"slowness": 0}}}, "slowness = 0"),
+        ({"types": {"pi": {"memory_mb": -1}}}, "memory_mb = -1"),
         ({"cuonts": {}}, "did you mean 'counts'"),
     ],
 )

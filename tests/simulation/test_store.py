@@ -1,11 +1,16 @@
 import json
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fedel.errors import ConfigError
-from fedel.simulation.store import RunFolder
+from fedel.roles.planner import Handover
+from fedel.simulation.store import Checkpoint, RunFolder
+from fedel.types import UploadSettings
 from tests.simulation.fakes import play, run_config
+from tests.strategies import fakes
 from tests.strategies.fakes import fleet, same_bits
 
 STRATEGIES = (
@@ -27,7 +32,17 @@ def test_a_stopped_run_ends_like_one_that_was_not_stopped(strategy, stop_after, 
     assert same_bits(whole.model, resumed.model)
     assert whole.comparable() == resumed.comparable()
     assert whole.checkpoint.handover == resumed.checkpoint.handover
-    assert whole.checkpoint.held == resumed.checkpoint.held
+    assert same_bits(whole.checkpoint.held, resumed.checkpoint.held)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[::4], ids=str)
+def test_residuals_are_kept_in_the_directory(strategy, tmp_path):
+    run = replace(run_config(strategy, num_participants=4), upload=UploadSettings("topk"))
+    play(run, fleet(6), folder=tmp_path / "run", stop_after=3)
+    resumed, whole = play(run, fleet(6), folder=tmp_path / "run"), play(run, fleet(6))
+    assert same_bits(whole.model, resumed.model)
+    for client, memory in whole.checkpoint.memories.items():
+        assert same_bits(memory.tensors, resumed.checkpoint.memories[client].tensors)
 
 
 def test_a_crash_between_the_model_and_the_state_costs_one_round(tmp_path):
@@ -45,6 +60,42 @@ def test_a_crash_between_the_model_and_the_state_costs_one_round(tmp_path):
     resumed = play(run, fleet(6), folder=tmp_path / "run")
     assert [0, 1, 2, 3, 4, 5] == [record.round for record in resumed.records]
     assert same_bits(play(run, fleet(6)).model, resumed.model)
+
+
+def test_a_run_of_an_earlier_release_goes_on(tmp_path):
+    """It noted one version per client, of the whole model."""
+    run = run_config("fedel", num_rounds=4)
+    play(run, fleet(3), folder=tmp_path, stop_after=2)
+    file = tmp_path / "state" / "state.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({**state, "held": dict.fromkeys(state["held"], 1)}))
+    resumed = play(run, fleet(3), folder=tmp_path)
+    whole = play(run, fleet(3))
+    assert same_bits(whole.model, resumed.model)
+    for record, other in zip(resumed.records, whole.records, strict=True):
+        assert all(a.bytes_down <= b.bytes_down for a, b in zip(record.clients, other.clients, strict=True))
+
+
+def test_what_a_thousand_clients_hold_takes_little_room(tmp_path):
+    spec = fakes.spec()
+    many = tuple(replace(t, name=f"{t.name}.{i}") for i in range(10) for t in spec.tensors)
+    names, rng = [t.name for t in many], np.random.default_rng(0)
+    assert len(many) >= 200
+    held = {f"client-{i}": rng.integers(0, 3000, len(names)).astype(np.int32) for i in range(1000)}
+    model = {name: np.zeros(1, np.float32) for name in names}
+    checkpoint = Checkpoint(model, replace(Handover(), round_num=1), held=held)
+    record = play(run_config("fedavg", num_rounds=1), fleet(1)).records[0]
+    folder = RunFolder(tmp_path)
+    folder.open({})
+    folder.commit(checkpoint, replace(record, clients=()))
+    assert (tmp_path / "state" / "state.json").stat().st_size < 6 * 1000 * len(names)
+    assert same_bits(held, folder.open({}).held)
+
+
+def test_one_number_where_a_client_holds_all_of_one_version(tmp_path):
+    play(run_config("fedavg", num_rounds=2), fleet(3), folder=tmp_path)
+    state = json.loads((tmp_path / "state" / "state.json").read_text())
+    assert {"client-0": 1, "client-1": 1, "client-2": 1} == state["held"]
 
 
 def test_old_rounds_leave_nothing_behind(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedel.core.timing import budget
+from fedel.core.timing import budget, full_steps
 from fedel.testing import (
     BLOCKS,
     NUM_CLASSES,
@@ -73,7 +73,7 @@ def context_of(
         next(iter(clients.values())).spec,
         [ClientView(n, c.num_samples, c.profile, (last or {}).get(n)) for n, c in clients.items()],
         num_participants,
-        budget_seconds or budget([c.profile for c in clients.values()], scope="backward"),
+        budget_seconds or budget(full_steps([c.profile for c in clients.values()], "backward")),
         work,
         state=state or {},
     )

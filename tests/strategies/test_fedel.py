@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedel.core.budgeted import choose, window_cost
+from fedel.core.budgeted import Choice, Prices, choose, window_cost
 from fedel.core.timing import block_seconds, full_step
 from fedel.strategies import ElasticTrainer, FedAvg, FedEL, base
 from fedel.types import FREE, Memory, Role, Window
@@ -65,7 +65,8 @@ def test_the_probe_can_come_out_of_the_budget(kind):
 def test_no_step_is_over_budget_unless_it_says_so(scope, dp):
     history = run_rounds(FedEL(budget_scope=scope, dp=dp), 8, scope=scope)
     for report in history.reports:
-        fits = report.cost.total(scope) <= history.budget_seconds * (1 + 1e-6)
+        seconds = report.num_steps * report.cost.total(scope)
+        fits = seconds <= fakes.WORK.num_steps * history.budget_seconds * (1 + 1e-6)
         assert fits is not report.over_budget
     assert not all(r.over_budget for r in history.reports)
 
@@ -212,8 +213,8 @@ def test_where_the_forward_pass_counts_a_window_stays_within_the_budget():
 def test_where_importance_favours_nothing_the_cheapest_tensor_at_the_front_is_trained():
     client = fleet()["client-0"]
     useless = {t.name: -1.0 for t in client.spec.weights}
-    selected, fits = choose(client.spec, client.profile, Window(1, 3), useless, 1e9, "backward", "exact")
-    assert ({"blocks.three.conv.bias"}, True) == (selected, fits)
+    choice = choose(Prices(client.spec, client.profile, "backward", 1e9, 4), Window(1, 3), useless)
+    assert Choice(frozenset({"blocks.three.conv.bias"}), 4, in_budget=True) == choice
 
 
 def test_heads_on_a_frozen_trunk_train_window_by_window_each_through_its_own_exit():

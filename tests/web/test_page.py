@@ -39,6 +39,8 @@ async def test_a_round_appears_a_client_is_opened_and_its_window_moves(tmp_path:
         after = await page.until(f"{WINDOW} !== {before!r} && {WINDOW}")
         assert after.startswith("blocks ")
         assert await page.until("document.querySelector('#mine path.cells')?.getAttribute('d').length > 0")
+        told = await page.until("document.querySelector('#seconds').getAttribute('aria-label')")
+        assert told.endswith("download 0.50 s, train 2.0 s, upload 1.0 s")
         assert f"run={RUN}&client={SLOW}" in await page.run("location.hash")
         assert "live" == await page.run("document.getElementById('link').className")
         await page.run("dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")

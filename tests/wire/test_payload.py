@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedel.core.compression import compress
 from fedel.errors import UpdateRefused
-from fedel.types import ModelSpec, Patch, TensorSpec
+from fedel.types import Change, ModelSpec, Patch, Role, TensorSpec, UploadSettings
 from fedel.wire.payload import check, digest, pack, unpack
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=5)
@@ -63,6 +64,39 @@ def test_every_kind_of_patch_comes_back_to_the_bit(drawn, data):
         assert expected.tobytes() == actual.tobytes()
 
 
+@settings(deadline=None)
+@given(tensors(), st.sampled_from(["fp16", "int8", "topk"]))
+def test_every_compressed_patch_comes_back_to_the_bit(drawn, compression):
+    shape, patch = drawn
+    upload = UploadSettings(compression)
+    spec = ModelSpec("toy", ("one",), (TensorSpec("a", 1, shape),))
+    data = compress(upload, patch.values)
+    payload = pack({"a": Change(data, patch.values.shape, patch.where)})
+    check(payload.manifest, spec, upload)
+    (entry,) = payload.manifest
+    back = unpack(entry, join(payload), shape)
+    assert isinstance(back, Change)
+    assert (patch.values.shape, data.tobytes()) == (back.shape, back.data.tobytes())
+    expected, actual = np.zeros(shape, bool), np.zeros(shape, bool)
+    for target, source in ((expected, patch), (actual, back)):
+        target[... if source.where is None else source.where] = True
+    assert np.array_equal(expected, actual)
+    with pytest.raises(UpdateRefused) as caught:
+        check(payload.manifest, spec)
+    assert "compressed" == caught.value.reason
+
+
+def test_a_compressed_tensor_has_the_bytes_that_its_form_needs():
+    spec = ModelSpec("toy", ("one",), (TensorSpec("a", 1, (2, 3)), TensorSpec("mean", 1, (3,), Role.BUFFER)))
+    int8 = UploadSettings("int8")
+    for name, size, reason in (("a", 9, "size"), ("a", 11, "size"), ("mean", 7, "compressed")):
+        shape = spec.by_name[name].shape
+        payload = pack({name: Change(np.zeros(size, np.uint8), shape)})
+        with pytest.raises(UpdateRefused) as caught:
+            check(payload.manifest, spec, int8)
+        assert reason == caught.value.reason
+
+
 def test_two_payloads_have_one_digest_only_if_they_hold_the_same():
     one, other = np.ones(3, np.float32), np.full(3, 2, np.float32)
     assert pack({"a": Patch(one)}).digest == pack({"a": Patch(one.copy())}).digest
@@ -72,6 +106,7 @@ def test_two_payloads_have_one_digest_only_if_they_hold_the_same():
         {"b": Patch(one)},
         {"a": Patch(one.reshape(3, 1))},
         {"a": Patch(one, (slice(0, 3),))},
+        {"a": Change(one.view(np.uint8), (3,))},
         {},
     ]
     assert len(different) == len({pack(patches).digest for patches in different})

@@ -57,7 +57,7 @@ def run(config: AgentConfig) -> int:
 
 
 async def _run(config: AgentConfig) -> bool:
-    """Returns whether the worker is still busy with a training that was given up."""
+    """Returns whether a thread is still busy with a training or a test that was given up."""
     with serve_metrics(config.http) as metrics:
         agent, systemd = Agent(adopt(config), metrics=metrics), Systemd()
         loop = asyncio.get_running_loop()
@@ -72,10 +72,10 @@ async def _run(config: AgentConfig) -> bool:
             try:
                 await agent.run()
             except FedelError as error:
-                if not agent.worker.busy:
+                if not agent.busy:
                     raise
                 _exit_under_torch(f"fedel agent: {error}", error.exit_code)
-        return agent.worker.busy
+        return agent.busy
 
 
 def _exit_under_torch(message: str, code: int) -> NoReturn:

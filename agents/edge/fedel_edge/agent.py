@@ -16,12 +16,14 @@ from prometheus_client import CollectorRegistry
 import fedel
 from fedel.errors import FedelError, ServiceError
 from fedel.roles.gate import MAX_NAME, clean
+from fedel.roles.recorder import counted_seconds
 from fedel.telemetry import AgentMetrics
 from fedel.v1 import coordinator_pb2, task_pb2
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import Dialer
+from fedel.wire.codec import speed_from_pb
 from fedel.wire.streams import reason_of
 from fedel_edge import agent_state as decided
 from fedel_edge import device
@@ -29,11 +31,14 @@ from fedel_edge.agent_state import AgentState, Assignment, Effect
 from fedel_edge.certificates import keep_renewed, with_certificate_name
 from fedel_edge.config import AgentConfig
 from fedel_edge.joined_runs import JoinedRun, Shard, prepare
+from fedel_edge.pace import Clocks
 from fedel_edge.session import Session
 from fedel_edge.tasks import TaskRun, TaskRunner
 from fedel_edge.worker import Worker
 
 _log = logging.getLogger(__name__)
+IDLE_SECONDS = 2.0
+"""Without a task for this long, a device has time to measure its profile again."""
 STUCK_SECONDS = 60.0
 """How long a training that was given up may go on before the agent ends itself."""
 
@@ -47,12 +52,18 @@ class Agent:
         self._dialer = Dialer(config.tls)
         self.config = config = with_certificate_name(config, self._dialer.credentials)
         self._metrics = metrics or AgentMetrics(CollectorRegistry())
-        self.worker = Worker()
+        self.worker, self.tester = Worker(), Worker("tester")
         # With one busy thread, that thread's own time does not include waiting for a core that others use.
         one_thread = config.threads == 1 and config.device == "cpu"
-        clock = time.thread_time if one_thread else time.perf_counter
+        busy = time.thread_time if one_thread else time.perf_counter
         self._runner = TaskRunner(
-            self.worker, self._send, config.slowdown, clock, root, lambda: self._dialer.credentials
+            self.worker,
+            self.tester,
+            self._send,
+            config.slowdown,
+            Clocks(busy=busy),
+            root,
+            lambda: self._dialer.credentials,
         )
         self._facts = device.facts(root)
         self.counts: Counter[str] = Counter()
@@ -62,6 +73,8 @@ class Agent:
         """Those that are not settled yet."""
         self._turn = asyncio.Lock()
         """Held by the one assignment that is worked on; the others wait for it in their order of arrival."""
+        self._test_turn = asyncio.Lock()
+        """The same for tests beside the training."""
         self._building = asyncio.Lock()
         """Held while a run is prepared: an offer that is replaced meanwhile is not."""
         self._background: set[asyncio.Future[None]] = set()
@@ -73,6 +86,11 @@ class Agent:
     def stop(self) -> None:
         """Finish an upload that is under way, say goodbye, and end ``run``."""
         self._stopping.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread works, or has work waiting."""
+        return self.worker.busy or self.tester.busy
 
     @property
     def status(self) -> str:
@@ -182,10 +200,19 @@ class Agent:
                 case decided.DropUpdates(run, up_to):
                     self._spawn(self.worker.run(partial(run.folder.outbox.drop, up_to)))
                 case decided.RemoveFolder(run):
-                    self._spawn(self.worker.run(run.folder.remove))
+                    self._spawn(self._remove(run))
+
+    async def _remove(self, run: JoinedRun) -> None:
+        await self._last_test_ended()
+        await self.worker.run(run.folder.remove)
+
+    def _last_test_ended(self) -> asyncio.Future[None]:
+        """A test that was given up may still write into the folder of its run, which another may get."""
+        return self.tester.run(lambda: None)
 
     async def _prepare(self, offer: coordinator_pb2.RunOffer) -> None:
         async with self._building:
+            await self._last_test_ended()
             if not self._state.wants(offer):
                 return
             try:
@@ -218,8 +245,10 @@ class Agent:
             _log.info("gave up round %d of run '%s'", number, name, extra=self._about(name, number))
 
     async def _work(self, assignment: Assignment, task_run: TaskRun) -> None:
-        """One assignment after the other; cancelled when it is given up."""
-        async with self._turn:
+        """One assignment after the other, tests beside the training; cancelled when it is given up."""
+        is_test = isinstance(assignment.message, coordinator_pb2.EvaluationTask)
+        beside = is_test and assignment.run.tests_beside_training
+        async with self._test_turn if beside else self._turn:
             limit = self.config.limits.max_task_seconds
             timer = asyncio.get_running_loop().call_later(limit, task_run.run_out_of_time)
             try:
@@ -227,7 +256,7 @@ class Agent:
             except asyncio.CancelledError:
                 if not task_run.over_time:
                     raise
-                outcome = self._over_time(assignment)
+                outcome = self._over_time(assignment, self.tester if beside else self.worker)
             finally:
                 timer.cancel()
         self._task_runs.pop(assignment, None)
@@ -240,9 +269,9 @@ class Agent:
             return await self._train(message, task_run)
         return await self._evaluate(message, task_run)
 
-    def _over_time(self, assignment: Assignment) -> SessionRequest:
+    def _over_time(self, assignment: Assignment, worker: Worker) -> SessionRequest:
         """The work took longer than this device's owner allows; what runs in the worker may not have ended."""
-        self._spawn(self._free_the_worker())
+        self._spawn(self._free(worker))
         is_task = isinstance(assignment.message, task_pb2.Task)
         if is_task:
             self._count("failed")
@@ -252,13 +281,13 @@ class Agent:
         )
         return self._failure(assignment.run.name, assignment.number if is_task else -1, error)
 
-    async def _free_the_worker(self) -> None:
+    async def _free(self, worker: Worker) -> None:
         try:
-            await asyncio.wait_for(self.worker.run(lambda: None), STUCK_SECONDS)
+            await asyncio.wait_for(worker.run(lambda: None), STUCK_SECONDS)
         except asyncio.TimeoutError:
             raise ServiceError(
-                f"a training that was given up still runs after {STUCK_SECONDS:g} s and cannot be interrupted: "
-                "the agent ends; its service manager starts it again"
+                f"a training or test that was given up still runs after {STUCK_SECONDS:g} s and cannot be"
+                " interrupted: the agent ends; its service manager starts it again"
             ) from None
 
     async def _train(self, task: task_pb2.Task, task_run: TaskRun) -> SessionRequest:
@@ -268,9 +297,28 @@ class Agent:
             self._count("failed")
             return self._failure(task.run, task.round_num, error)
         self._count("done")
-        self._metrics.observe(done.report.train_seconds, task.budget_seconds * max(1, done.report.num_steps))
+        steps = task.work.num_steps or done.report.num_steps
+        scope, phases = task_run.run.strategy.budget_scope, done.phases
+        spent = {"download": phases.download, "train": phases.train, "upload": phases.upload}
+        seconds = counted_seconds(scope, done.report.train_seconds, spent)
+        self._metrics.observe(seconds, task.budget_seconds * max(1, steps))
         _log.info("%s", _line(done), extra=self._about(task.run, task.round_num))
+        if task.by_clock and task_run.run.drift.lasts(speed_from_pb(task.speed)):
+            self._spawn(self._profile_again(task_run.run))
         return SessionRequest(done=done)
+
+    async def _profile_again(self, run: JoinedRun) -> None:
+        """Measure once there is nothing else to do; the coordinator learns the new profile by another join."""
+        await asyncio.sleep(IDLE_SECONDS)
+        if self._task_runs:
+            return  # the next task in which the device is off asks again
+        async with self._turn:
+            before = run.trainer.profile
+            if not await self.worker.run(run.trainer.profile_again):
+                return
+            if run.drift.measured(before, run.trainer.profile):
+                _log.info("measured the timing profile again: this device has changed", extra={"run": run.name})
+                self._send(SessionRequest(join=run.join(self.config.slowdown)))
 
     async def _evaluate(self, task: coordinator_pb2.EvaluationTask, task_run: TaskRun) -> SessionRequest:
         try:

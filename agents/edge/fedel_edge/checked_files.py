@@ -30,10 +30,10 @@ _MARK = b"FedEL-1\n"
 PRIVATE = 0o600
 
 
-def write(path: Path, head: bytes, body: Iterable[bytes | memoryview]) -> None:
-    """Replace the file, so that it survives a power cut; only this user can read it."""
+def write(path: Path, head: bytes, body: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
+    """Replace the file, if ``durable`` so that it survives a power cut; only this user can read it."""
     num_bytes, crc = 0, zlib.crc32(head)
-    with open_atomic(path, mode=PRIVATE) as file:
+    with open_atomic(path, mode=PRIVATE, durable=durable) as file:
         file.write(head)
         for piece in body:
             file.write(piece)
@@ -86,7 +86,7 @@ def _parts(content: memoryview) -> tuple[bytes, memoryview]:
     return bytes(content[:head]), content[head:begin]
 
 
-def write_record(path: Path, record: Mapping[str, Any], tensors: Tensors) -> None:
+def write_record(path: Path, record: Mapping[str, Any], tensors: Tensors, *, durable: bool = True) -> None:
     """Values that JSON knows, and tensors."""
     layout = [(name, str(values.dtype), list(np.shape(values))) for name, values in tensors.items()]
     head = json.dumps({"record": record, "tensors": layout}).encode()
@@ -94,6 +94,7 @@ def write_record(path: Path, record: Mapping[str, Any], tensors: Tensors) -> Non
         path,
         head,
         (np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for values in tensors.values()),
+        durable=durable,
     )
 
 

@@ -29,10 +29,15 @@ class AgentConfig:
     """CPU threads of torch; 0 leaves it to torch. Use 1 where several agents share a machine."""
     slowdown: float = 1.0
     """Behave as a device that is this many times slower, for trials on one machine."""
+    memory_mb: int = 0
+    """Megabytes of memory that the agent may take in all, on a GPU of the GPU's memory; 0 sets no limit."""
     profile: str = ""
     """File with a timing profile; empty measures one, once per model."""
     evaluate: bool = True
     """Offer to test models on the data set's test data."""
+    evaluate_beside_training: bool = True
+    """Test while this device trains, in a thread of its own. That takes the memory of a second model; with
+    ``false``, a test and a task wait for each other."""
     grace_seconds: float = 10.0
     """How long an upload may still take when the agent is stopped."""
     http: str = ""
@@ -49,8 +54,8 @@ class AgentConfig:
     def __post_init__(self) -> None:
         if self.slowdown < 1:
             raise ValueError(f"slowdown = {self.slowdown:g}: use at least 1, which leaves the device as it is")
-        if self.threads < 0 or self.grace_seconds < 0:
-            raise ValueError("threads and grace_seconds cannot be negative; 0 is the least")
+        if self.threads < 0 or self.grace_seconds < 0 or self.memory_mb < 0:
+            raise ValueError("threads, grace_seconds and memory_mb cannot be negative; 0 is the least")
         for what, text in (("name", self.name), ("device_type", self.device_type)):
             if text and (wrong := objection_to_name(text, what)):
                 raise ValueError(wrong)
@@ -70,4 +75,5 @@ class AgentConfig:
             evaluate=self.evaluate,
             profile=Path(self.profile) if self.profile else None,
             cache_dir=self.state_dir / "profiles",
+            memory_bytes=self.memory_mb * 10**6,
         )

@@ -17,7 +17,7 @@ from fedel.security import signed_keys
 from fedel.security.certificates import utc_now
 from fedel.security.folder import Credentials
 from fedel.strategies.secure_fold import check_room, words_of
-from fedel.types import Patch
+from fedel.types import Change, Patch
 from fedel.v1 import aggregator_pb2
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1.coordinator_pb2 import SessionRequest
@@ -130,11 +130,12 @@ class Exchange:
         """In the worker's thread."""
         spec, by_samples = run.trainer.spec, run.strategy.weighting == "samples"
         weight = min(run.trainer.num_samples, run.config.rounds.max_samples) if by_samples else 1
-        mean, patches = MaskedMean(weighted=by_samples), {}
+        mean, patches = MaskedMean(weighted=by_samples), dict[str, Patch]()
         for entry, data in zip(update.payload.manifest, update.payload.buffers, strict=True):
-            patches[entry.name] = unpack(entry, data, spec.by_name[entry.name].shape)
-            if patches[entry.name].where is not None:
+            patch = unpack(entry, data, spec.by_name[entry.name].shape)
+            if isinstance(patch, Change) or patch.where is not None:
                 raise ConfigError(f"[protection] secure: the method sends a part of tensor '{entry.name}'")
+            patches[entry.name] = patch
         mean.check(patches, weight)
         check_room(patches, weight, mean.bits, num_clients)
         groups = groups_of(named)

@@ -6,13 +6,13 @@ limits) and returns what is wrong with it, for people; an empty text lets it pas
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fedel.core.timing import full_step
 from fedel.job import RunConfig
 from fedel.roles.gate import (
+    MAX_BYTES,
     MAX_COUNT,
     MAX_NAME,
     MAX_NUMBER,
@@ -21,14 +21,13 @@ from fedel.roles.gate import (
     objection_to_name,
     objection_to_numbers,
 )
-from fedel.types import LocalWork, ModelSpec, Trainer
+from fedel.types import LocalWork, ModelSpec, Speed, Trainer
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
+from fedel.wire.codec import speed_from_pb, work_from_pb
 
 MAX_CONFIG = 1_000_000
 """Letters of a run's configuration; real ones have a few thousand."""
-MAX_DEPTH = 50
-"""Tables in tables."""
 MAX_SHARDS = 1000
 MAX_SETTINGS = 1000
 MAX_STEPS = 10_000_000
@@ -57,8 +56,6 @@ def objection_to_offer(offer: pb.RunOffer) -> str:
     """Before anything of it is parsed."""
     if len(offer.config_json) > MAX_CONFIG:
         return f"its configuration has {len(offer.config_json)} letters, more than {MAX_CONFIG}"
-    if _depth(offer.config_json) > MAX_DEPTH:
-        return f"its configuration has more than {MAX_DEPTH} tables in each other"
     if not 1 <= len(offer.shards) <= MAX_SHARDS:
         return f"it has {len(offer.shards)} aggregators, which is not between 1 and {MAX_SHARDS}"
     return (
@@ -67,14 +64,6 @@ def objection_to_offer(offer: pb.RunOffer) -> str:
         or (offer.instance and objection_to_name(offer.instance, "instance"))
         or _first(objection_to_name(shard.address, "address of an aggregator") for shard in offer.shards)
     )
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for bracket in re.findall(r"[\[{}\]]", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
-        depth += 1 if bracket in "[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def objection_to_job(job: RunConfig) -> str:
@@ -120,6 +109,8 @@ def objection_to_task(
         or objection_to_numbers(
             {"budget_seconds": task.budget_seconds, "deadline_seconds": task.deadline_seconds}, MAX_SECONDS
         )
+        or objection_to_speed(speed_from_pb(task.speed))
+        or objection_to_numbers({"memory_bytes": task.memory_bytes}, MAX_BYTES)
         or _objection_to_time(task.work, job, trainer, slowdown, limits)
         or _objection_to_settings(task.settings)
         or _objection_to_importance(task.global_importance, trainer.spec)
@@ -127,19 +118,16 @@ def objection_to_task(
     )
 
 
+def objection_to_speed(speed: Speed) -> str:
+    return objection_to_numbers(
+        {"slowness": speed.slowness, "probe_slowness": speed.probe_slowness}, MAX_NUMBER, least=1 / MAX_NUMBER
+    ) or objection_to_numbers(asdict(speed), MAX_NUMBER)
+
+
 def _objection_to_time(
     message: task_pb2.LocalWork, job: RunConfig, trainer: Trainer, slowdown: float, limits: Limits
 ) -> str:
-    work = LocalWork(
-        num_steps=message.num_steps,
-        num_epochs=message.num_epochs,
-        batch_size=message.batch_size,
-        optimiser=message.optimiser,
-        lr=message.lr,
-        momentum=message.momentum,
-        weight_decay=message.weight_decay,
-        clip_norm=message.clip_norm,
-    )
+    work = work_from_pb(message)
     if wrong := objection_to_work(work):
         return wrong
     if work.batch_size > job.work.batch_size:

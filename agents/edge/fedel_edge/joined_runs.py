@@ -19,6 +19,7 @@ from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import profile_to_pb
 from fedel_edge import disk, gate
 from fedel_edge.config import AgentConfig
+from fedel_edge.drift import Drift
 from fedel_edge.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ class JoinedRun:
     folder: RunFolder
     shards: tuple[Shard, ...] = ()
     """Replaced in every session, because an aggregator may have moved; transfers look it up at each attempt."""
+    drift: Drift = field(default_factory=Drift)
+    store_seconds: float = 0.0
+    """How long it took to pack and store the last update: T_th has to pay for that too."""
+    tests_beside_training: bool = False
+    """Whether models are tested while this device trains."""
+    own_evaluator: Evaluator | None = None
+    """The one that does so, once it was needed; it has a model of its own."""
+    downloading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a download: a training and a test of one version do not fetch it twice."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def use_shards(self, shards: tuple[Shard, ...]) -> None:
@@ -56,6 +66,12 @@ class JoinedRun:
         """Wait before a transfer is tried again; less if there are new addresses to try."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._moved.wait(), seconds)
+
+    def make_own_evaluator(self) -> Evaluator:
+        """In the worker's thread: to build a model draws random numbers, as training does."""
+        if self.own_evaluator is None:
+            self.own_evaluator = self.evaluator.beside_training()  # type: ignore[union-attr]
+        return self.own_evaluator
 
     def join(self, slowdown: float) -> coordinator_pb2.Join:
         profile = self.trainer.profile
@@ -95,11 +111,14 @@ def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig, in_use: Collec
     disk.make_room(config.state_dir, offer.run, trainer.spec, in_use, config.limits)
     identity = identity_of(offer)
     folder = RunFolder(config.state_dir, offer.run, identity)
-    return JoinedRun(offer.run, identity, run, strategy, trainer, evaluator, folder)
+    beside = config.evaluate_beside_training and hasattr(evaluator, "beside_training")
+    return JoinedRun(
+        offer.run, identity, run, strategy, trainer, evaluator, folder, tests_beside_training=beside
+    )
 
 
 def _parsed(offer: coordinator_pb2.RunOffer) -> Any:
     try:
         return parse_json(offer.config_json)
     except ValueError as error:
-        raise ConfigError(f"run '{offer.run}': its configuration is not JSON ({error})") from None
+        raise ConfigError(f"run '{offer.run}': its configuration cannot be read: {error}") from None

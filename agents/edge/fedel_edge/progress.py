@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from fedel.strategies.base import WrappedTrainer
 from fedel.types import LocalWork, Tensors, Trained, Trainer, TrainSpec, Window
@@ -26,6 +27,18 @@ class WatchedTrainer(WrappedTrainer):
         self._check()
         selected = tuple(t.name for t in self.spec.weights if t.name in job.selected)
         self._on_train(Window(job.end, max(job.exits)), selected)
-        trained = self._trainer.train(model, job)
+        trained = self._trainer.train(model, replace(job, pace=_Checked(job, self._check)))
         self._check()
         return trained
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """The pace of a training, with a look before every step whether it is still wanted."""
+
+    train_spec: TrainSpec
+    check: Callable[[], None]
+
+    def goes_on(self, num_done: int) -> bool:
+        self.check()
+        return self.train_spec.goes_on(num_done)

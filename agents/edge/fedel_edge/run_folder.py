@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedel.wire.payload import Payload
 from fedel_edge import checked_files
 from fedel_edge.checked_files import PRIVATE, read_record, write_record
 from fedel_edge.memory import DiskMemories, numbered
+from fedel_edge.memory_limit import MemoryLimit
 
 STAMP = "identity"
 """File that says which run a folder is of."""
@@ -43,33 +44,61 @@ class RunFolder:
         for unfinished in self.path.glob(f".*{TEMPORARY}"):
             unfinished.unlink(missing_ok=True)
         self.memories = DiskMemories(self.path)
-        self.model = ModelCopy(self.path / "model")
+        (self.path / "model").unlink(missing_ok=True)  # of an earlier release: all blocks in one file
+        self.model = ModelCopy(self.path)
         self.outbox = Outbox(self.path)
+        self.memory_limit = MemoryLimit(self.path / "allowed-memory")
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 class ModelCopy:
-    """The newest model this device has seen: only what has changed since then is downloaded."""
+    """The newest values that this device has seen of each tensor, with the version they are of.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    ``model-<block>``: a file per block, so that a task reads and writes only the blocks that it needs. They are
+    not synced: what a power cut takes is downloaded again.
+    """
 
-    def load(self, spec: ModelSpec) -> tuple[int, dict[str, Array]]:
-        """Version and tensors; -1 and none if there is no complete copy."""
-        found = read_record(self._path)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, spec: ModelSpec, names: Iterable[str]) -> tuple[dict[str, int], dict[str, Array]]:
+        """Version and values of each tensor that is here, of all blocks with a tensor among ``names``."""
+        versions: dict[str, int] = {}
+        tensors: dict[str, Array] = {}
+        for block in sorted({spec.by_name[name].block for name in names}):
+            found = self._read(block, spec)
+            versions.update(found[0])
+            tensors.update(found[1])
+        return versions, tensors
+
+    def save(self, spec: ModelSpec, versions: Mapping[str, int], tensors: Tensors, new: Iterable[str]) -> None:
+        """Write the blocks with a tensor among ``new``. A crash leaves a block's old file or its new one: no
+        value gets the version of another."""
+        for block in sorted({spec.by_name[name].block for name in new}):
+            names = [t.name for t in spec.tensors if t.block == block and t.name in tensors]
+            record = {"versions": {name: versions[name] for name in names}}
+            write_record(self._path(block), record, {name: tensors[name] for name in names}, durable=False)
+
+    def _read(self, block: int, spec: ModelSpec) -> tuple[dict[str, int], dict[str, Array]]:
+        found = read_record(self._path(block))
         if found is None:
-            return -1, {}
-        record, tensors = found
-        version, shapes = record.get("version"), {name: values.shape for name, values in tensors.items()}
-        if not isinstance(version, int) or shapes != {t.name: t.shape for t in spec.tensors}:
-            checked_files.drop(self._path, ValueError("it is of another model"))
-            return -1, {}
-        return version, tensors
+            return {}, {}
+        versions, tensors = found[0].get("versions"), found[1]
+        shapes = {t.name: t.shape for t in spec.tensors if t.block == block}
+        if (
+            any(shapes.get(name) != values.shape for name, values in tensors.items())
+            or not isinstance(versions, dict)
+            or versions.keys() != tensors.keys()
+            or not all(isinstance(version, int) for version in versions.values())
+        ):
+            checked_files.drop(self._path(block), ValueError("it is of another model"))
+            return {}, {}
+        return versions, tensors
 
-    def save(self, version: int, tensors: Tensors) -> None:
-        write_record(self._path, {"version": version}, tensors)
+    def _path(self, block: int) -> Path:
+        return self._folder / f"model-{block}"
 
 
 @dataclass(frozen=True)

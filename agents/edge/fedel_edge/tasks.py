@@ -6,22 +6,25 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from fedel.roles.edge import run_task
+from fedel.core.budgeted import MAX_FILL, Prices
+from fedel.roles.edge import recall, run_task
 from fedel.security.folder import Credentials
-from fedel.types import Tensors, Window
+from fedel.strategies.base import CorrectedTrainer, needed_by
+from fedel.types import CLOCK_PACE, Memory, SentUpdate, Task, Tensors, Trainer, TrainSpec, Window
 from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
 from fedel.wire.codec import memory_from_pb, report_to_pb, task_from_pb, window_to_pb
 from fedel.wire.payload import pack
 from fedel_edge import device
 from fedel_edge.exchange import Exchange
 from fedel_edge.joined_runs import JoinedRun
+from fedel_edge.memory_limit import LimitLowered, fit_in_memory, within_memory
+from fedel_edge.pace import Clocks, PacedTrainer, Until
 from fedel_edge.progress import WatchedTrainer
 from fedel_edge.run_folder import StoredUpdate
-from fedel_edge.slowdown import SlowedTrainer
 from fedel_edge.transfer import download, upload
 from fedel_edge.worker import Worker
 
@@ -64,14 +67,26 @@ class TaskRun:
 
 
 @dataclass(frozen=True)
+class _Start:
+    """What a training starts from."""
+
+    trainer: Trainer
+    memory: Memory
+    model: Tensors
+    bytes_down: int
+
+
+@dataclass(frozen=True)
 class TaskRunner:
     """Carries out tasks and evaluations."""
 
     worker: Worker
+    tester: Worker
+    """Tests models beside the training."""
     send: Send
     slowdown: float = 1.0
-    clock: Callable[[], float] = time.perf_counter
-    """Measures how long the trainer is busy."""
+    clocks: Clocks = field(default_factory=Clocks)
+    """Measure the training."""
     root: Path = Path("/")
     """Root of the file system that the device's sensors are read from."""
     credentials: Callable[[], Credentials | None] = lambda: None
@@ -80,10 +95,16 @@ class TaskRunner:
     async def train(self, task_run: TaskRun, task: task_pb2.Task) -> coordinator_pb2.TaskDone:
         """Carry out a task. An update that is stored from before a restart is only sent."""
         run, phases = task_run.run, coordinator_pb2.PhaseSeconds()
-        stored = await self.worker.run(partial(run.folder.outbox.get, task.round_num))
-        update, usage, bytes_down = (
-            (stored, device.Usage(), 0) if stored is not None else await self._make(task_run, task, phases)
-        )
+        start, usage, started = None, device.Usage(), self.clocks.now()
+        async with run.downloading:  # from the start: a test that came after this task downloads after it
+            update = await self.worker.run(partial(run.folder.outbox.get, task.round_num))
+            if update is None:
+                begin = self._enter(task_run, task, "download")
+                start = await self._download(run, task, self._trainer(task_run, task, started))
+                phases.download = time.monotonic() - begin
+        if update is None:
+            assert start is not None
+            update, usage = await self._make(task_run, task, start, phases)
         begin, exchange = time.monotonic(), task_run.exchange
         if exchange is not None:
             update = await exchange.masked(run, update, self.worker, self.send, self.credentials())
@@ -96,21 +117,28 @@ class TaskRunner:
             report=update.header.report,
             phases=phases,
             bytes_up=bytes_up + (exchange.num_bytes if exchange else 0),
-            bytes_down=bytes_down,
+            bytes_down=start.bytes_down if start else 0,
             device=_device_state(usage),
         )
 
+    async def _download(self, run: JoinedRun, task: task_pb2.Task, trainer: Trainer) -> _Start:
+        memory, needed = await self.worker.run(partial(_recall, run, task, trainer))
+        model, num_bytes = await download(run, task.model_version, self.worker, needed)
+        return _Start(trainer, memory, model, num_bytes)
+
     async def _make(
-        self, task_run: TaskRun, task: task_pb2.Task, phases: coordinator_pb2.PhaseSeconds
-    ) -> tuple[StoredUpdate, device.Usage, int]:
-        begin = self._enter(task_run, task, "download")
-        model, bytes_down = await download(task_run.run, task.model_version, self.worker)
-        phases.download = time.monotonic() - begin
-        begin = self._enter(task_run, task, "train")
-        fit = partial(self._fit, task_run, task, model, asyncio.get_running_loop())
-        update, usage = await self.worker.run(fit)
-        phases.train = time.monotonic() - begin
-        return update, usage, bytes_down
+        self, task_run: TaskRun, task: task_pb2.Task, start: _Start, phases: coordinator_pb2.PhaseSeconds
+    ) -> tuple[StoredUpdate, device.Usage]:
+        run, begin = task_run.run, self._enter(task_run, task, "train")
+        while True:
+            try:
+                update, usage = await self.worker.run(partial(self._fit, run, task, start))
+            except LimitLowered:
+                async with run.downloading:  # a smaller window may be at another place
+                    start = await self._download(run, task, start.trainer)
+            else:
+                phases.train = time.monotonic() - begin
+                return update, usage
 
     def _enter(self, task_run: TaskRun, task: task_pb2.Task, phase: str) -> float:
         task_run.phase = phase
@@ -123,45 +151,66 @@ class TaskRunner:
         )
         self.send(coordinator_pb2.SessionRequest(progress=progress))
 
-    def _fit(
-        self, task_run: TaskRun, message: task_pb2.Task, model: Tensors, loop: asyncio.AbstractEventLoop
-    ) -> tuple[StoredUpdate, device.Usage]:
-        """In the worker's thread: train, and store the update so that it survives a power cut."""
-        run = task_run.run
+    def _trainer(self, task_run: TaskRun, message: task_pb2.Task, started: float) -> Trainer:
+        run, loop = task_run.run, asyncio.get_running_loop()
 
         def on_train(window: Window, selected: tuple[str, ...]) -> None:
             state = window_to_pb(window, 0, 0, selected)
             loop.call_soon_threadsafe(self._report, message, "train", state)
 
-        slowed = SlowedTrainer(run.trainer, self.slowdown, task_run.given_up, self.clock)
-        trainer = WatchedTrainer(slowed, task_run.check, on_train)
+        task = task_from_pb(message, run.trainer.spec)
+        until = self._until(run, task, started)
+        paced = PacedTrainer(run.trainer, task_run.given_up, self.slowdown, until, self.clocks)
+        return WatchedTrainer(CorrectedTrainer(paced, task.speed), task_run.check, on_train)
+
+    def _fit(self, run: JoinedRun, message: task_pb2.Task, start: _Start) -> tuple[StoredUpdate, device.Usage]:
+        """In the worker's thread: train, and store the update so that it survives a power cut."""
+        trainer, memories = start.trainer, run.folder.memories
+
+        def fit(task: Task) -> SentUpdate:
+            return run_task(run.strategy, task, start.memory, start.model, trainer, memories, run.config.upload)
+
         with device.Meter(self.root) as meter:
-            update = run_task(
-                run.strategy,
-                task_from_pb(message, trainer.spec),
-                message.accepted_round,
-                memory_from_pb(message.memory),
-                model,
-                trainer,
-                run.folder.memories,
-            )
+            task = task_from_pb(message, trainer.spec)
+            update = fit_in_memory(fit, task, run.strategy, trainer, run.folder.memory_limit)
+        trained_at = self.clocks.now()
         report, payload = update.report, pack(update.patches)
         if not report.peak_memory_bytes:
             report = replace(report, peak_memory_bytes=device.peak_memory_bytes(self.root))
         header = aggregator_pb2.UpdateHeader(
             run=run.name, report=report_to_pb(report), tensors=payload.manifest, digest=payload.digest
         )
-        return run.folder.outbox.put(message.round_num, header, payload), meter.usage
+        stored = run.folder.outbox.put(message.round_num, header, payload)
+        run.store_seconds = self.clocks.now() - trained_at
+        return stored, meter.usage
+
+    def _until(self, run: JoinedRun, task: Task, started: float) -> Until | None:
+        """When the training has to end so that T_th holds; ``None`` where the plan sets its steps."""
+        strategy, trainer = run.strategy, run.trainer
+        if task.pace != CLOCK_PACE or not strategy.fits_steps:
+            return None
+        prices = Prices.of(task, trainer, strategy.budget_scope)
+        begin = started if prices.whole_round else self.clocks.now()
+
+        def moment(train_spec: TrainSpec) -> float:
+            window = Window(train_spec.end, max(train_spec.exits))
+            after = prices.upload_seconds(train_spec.selected, window)
+            return begin + prices.round_seconds - after - (run.store_seconds if prices.whole_round else 0.0)
+
+        return Until(moment, MAX_FILL * prices.num_steps)
 
     async def evaluate(
         self, task_run: TaskRun, task: coordinator_pb2.EvaluationTask
     ) -> coordinator_pb2.EvaluationDone:
-        run, evaluator = task_run.run, task_run.run.evaluator
+        run, worker, evaluator = task_run.run, self.worker, task_run.run.evaluator
+        if run.tests_beside_training:
+            worker, evaluator = self.tester, run.own_evaluator or await worker.run(run.make_own_evaluator)
         assert evaluator is not None, "checked when the task came"
-        model, _ = await download(run, task.model_version, self.worker)
+        async with run.downloading:
+            model, _ = await download(run, task.model_version, worker)
         begin = time.monotonic()
         exits = run.strategy.exits_to_average(run.trainer.spec)
-        score = await self.worker.run(partial(evaluator, model, exits))
+        score = await worker.run(partial(evaluator, model, exits))
         return coordinator_pb2.EvaluationDone(
             run=run.name,
             model_version=task.model_version,
@@ -170,6 +219,13 @@ class TaskRunner:
             num_samples=score.num_targets,
             seconds=time.monotonic() - begin,
         )
+
+
+def _recall(run: JoinedRun, message: task_pb2.Task, trainer: Trainer) -> tuple[Memory, frozenset[str]]:
+    """In the worker's thread: what the task starts from, and the tensors that it needs of the model."""
+    memory = recall(message.accepted_round, memory_from_pb(message.memory), run.folder.memories)
+    task = within_memory(task_from_pb(message, trainer.spec), trainer, run.folder.memory_limit)
+    return memory, needed_by(run.strategy, task, memory, trainer)
 
 
 def _device_state(usage: device.Usage) -> coordinator_pb2.DeviceState:

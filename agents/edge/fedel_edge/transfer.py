@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -42,32 +42,44 @@ _SLOW_FAILURES = 8
 """What needs people is tried as rarely as something that has failed this often."""
 
 
-async def download(run: JoinedRun, version: int, worker: Worker) -> tuple[dict[str, Array], int]:
-    """The model of this version and the bytes received: only what changed since the copy on disk is sent."""
-    have, model = await worker.run(partial(run.folder.model.load, run.trainer.spec))
-    if have == version:
-        return model, 0
-    if have > version:
-        have, model = -1, {}
-    parts = await fan_out(_download_part(run, index, version, have) for index in range(len(run.shards)))
-    for part in parts:
-        model.update(part.tensors)
-    missing = [t.name for t in run.trainer.spec.tensors if t.name not in model]
+async def download(
+    run: JoinedRun, version: int, worker: Worker, needed: Collection[str] | None = None
+) -> tuple[dict[str, Array], int]:
+    """The tensors of this version that are ``needed``, or all, and the bytes received: what is in the copy on
+    disk, and has not changed since, is not sent."""
+    spec, copy = run.trainer.spec, run.folder.model
+    names = [t.name for t in spec.tensors if needed is None or t.name in needed]
+    versions, model = await worker.run(partial(copy.load, spec, names))
+    held = {name: versions.get(name, -1) for name in names if versions.get(name) != version}
+    if not held:
+        return {name: model[name] for name in names}, 0
+    for name in [name for name, have in held.items() if have > version]:
+        held[name] = -1
+        del model[name]
+    parts = await fan_out(_download_part(run, index, version, held) for index in range(len(run.shards)))
+    new = {name: values for part in parts for name, values in part.tensors.items()}
+    model.update(new)
+    missing = [name for name in names if name not in model]
     if missing:
         raise ServiceError(
             f"run '{run.name}': the aggregators did not send tensor '{missing[0]}' (and {len(missing) - 1} "
             f"others) of version {version}; are all of them running, with the shards the run was created with?"
         )
-    await worker.run(partial(run.folder.model.save, version, model))
-    return model, sum(part.num_bytes for part in parts)
+    versions.update(dict.fromkeys(names, version))
+    await worker.run(partial(copy.save, spec, versions, model, new))
+    return {name: model[name] for name in names}, sum(part.num_bytes for part in parts)
 
 
-async def _download_part(run: JoinedRun, index: int, version: int, have: int) -> Fetched:
-    return await retry_until_answered(run, "download", lambda: _fetch(run, run.shards[index], version, have))
+async def _download_part(run: JoinedRun, index: int, version: int, held: Mapping[str, int]) -> Fetched:
+    return await retry_until_answered(run, "download", lambda: _fetch(run, run.shards[index], version, held))
 
 
-async def _fetch(run: JoinedRun, shard: Shard, version: int, have: int) -> Fetched:
-    return await fetch_model(shard.stub, run.name, version, have, run.trainer.spec, shard.tensors)
+async def _fetch(run: JoinedRun, shard: Shard, version: int, held: Mapping[str, int]) -> Fetched:
+    """One shard's part; it is not asked if nothing of it is needed."""
+    part = {name: have for name, have in held.items() if not shard.tensors or name in shard.tensors}
+    if not part:
+        return Fetched(version, {}, 0)
+    return await fetch_model(shard.stub, run.name, version, spec=run.trainer.spec, held=part)
 
 
 async def upload(run: JoinedRun, update: StoredUpdate) -> tuple[int, float]:

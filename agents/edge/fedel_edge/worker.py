@@ -1,4 +1,4 @@
-"""One thread for everything that keeps a core or a disk busy, so that the event loop never is."""
+"""A thread for what keeps a core or a disk busy, so that the event loop never is."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 class Worker:
     """Runs functions one after the other. Its thread does not keep the process from ending."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "worker") -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         """Guards the number of jobs, which both threads change."""
         self._num_jobs = 0
-        threading.Thread(target=self._loop, name="worker", daemon=True).start()
+        threading.Thread(target=self._loop, name=name, daemon=True).start()
 
     @property
     def busy(self) -> bool:

@@ -23,11 +23,11 @@ from google.protobuf.message import DecodeError
 from fedel.errors import UpdateRefused
 from fedel.files import safe_name, sync_directory
 from fedel.roles.aggregator import Upload
-from fedel.types import ModelSpec, Update
+from fedel.types import ModelSpec, SentUpdate, UploadSettings
 from fedel.v1.aggregator_pb2 import OpenRoundRequest, Unmask, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
-from fedel_aggregator.errors import MALFORMED, Damaged, damaged
+from fedel_aggregator.errors import MALFORMED, Damaged, damaged, damaged_update
 from fedel_aggregator.private_files import FILE_MODE, make_folder, naming, open_private, write_private
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.tensor_file import write_all
@@ -37,7 +37,6 @@ PLAN_FILE = "plan.pb"
 UNMASK_FILE = "unmask.pb"
 _NUMBER_BYTES = 8
 _MESSAGE_START = 2 * _NUMBER_BYTES
-ADVICE = "restore it from a copy, or delete it to continue without this client"
 
 
 @dataclass
@@ -166,7 +165,7 @@ class Journal:
             try:
                 header, _ = open_update(path)
                 if header.report.client in self._updates:
-                    raise damaged("update", path, "there is another of the same client", ADVICE)
+                    raise damaged_update(path, "there is another of the same client")
             except Damaged as error:
                 self._give_up(path, error)
                 continue
@@ -189,16 +188,16 @@ class Journal:
         path.rename(path.with_suffix(".bad"))
         log.error("an update counts as not sent: %s", error)
 
-    def read(self, client: str, spec: ModelSpec) -> Update:
+    def read(self, client: str, spec: ModelSpec, upload: UploadSettings = payload.PLAIN) -> SentUpdate:
         """An update that counts."""
         path = self._updates[client]
         header, start = open_update(path)
         with path.open("rb") as file, naming(path):
             try:
-                payload.check(header.tensors, spec)
+                payload.check(header.tensors, spec, upload)
                 return read_update(file.fileno(), header, start, spec)
             except (UpdateRefused, *MALFORMED) as error:
-                raise damaged("update", path, error, ADVICE) from None
+                raise damaged_update(path, error) from None
 
     def hand_on(self, successor: Journal) -> None:
         """Let unfinished updates of the round go on in the next one."""
@@ -214,7 +213,7 @@ class Journal:
         shutil.rmtree(self.folder)
 
 
-def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) -> Update:
+def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) -> SentUpdate:
     """The update in a file, every checksum verified; its values are views of the file, not copies."""
     patches, offset = {}, start
     view = memoryview(mmap.mmap(handle, 0, prot=mmap.PROT_READ))
@@ -222,7 +221,7 @@ def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) 
         data = view[offset : offset + entry.num_bytes]
         patches[entry.name] = payload.unpack(entry, data, spec.by_name[entry.name].shape)
         offset += entry.num_bytes
-    return Update(patches, report_from_pb(header.report))
+    return SentUpdate(patches, report_from_pb(header.report))
 
 
 def _resume(part: Part, message: bytes) -> int:
@@ -246,7 +245,7 @@ def open_update(path: Path) -> tuple[UpdateHeader, int]:
     except DecodeError:
         message = None
     if message is None or not header.report.client:
-        raise damaged("update", path, "its header cannot be read", ADVICE)
+        raise damaged_update(path, "its header cannot be read")
     return header, _MESSAGE_START + len(message)
 
 

@@ -1,18 +1,18 @@
-"""What ``[protection]`` of a run needs on an aggregator: the model that a round started from, and a secret."""
+"""What ``[protection]`` and ``[upload]`` of a run need on an aggregator: earlier versions, and a secret."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedel import config
+from fedel.core.compression import restored
 from fedel.job import Protection
 from fedel.roles.aggregator import RoundFold
 from fedel.serialisation import parse_json
 from fedel.strategies.masked_fold import masked_spec
 from fedel.strategies.protection import RoundStart, check
-from fedel.types import Array, ModelSpec, Strategy, Tensors
+from fedel.types import ModelSpec, SentUpdate, Strategy, Tensors, Update, UploadSettings
 from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire.codec import spec_from_pb
 from fedel_aggregator.private_files import write_private
@@ -30,8 +30,13 @@ def protection_of(header: ModelHeader, strategy: Strategy, spec: ModelSpec) -> P
     return protection
 
 
+def upload_of(header: ModelHeader) -> UploadSettings:
+    """How the run's updates are compressed; ConfigError if that is unknown here."""
+    return config.parse(UploadSettings, parse_json(header.upload_json or "{}"), "[upload]")
+
+
 class ProtectedFolds:
-    """Makes the folds of one run."""
+    """Makes the folds of one run, and restores the updates that go into them."""
 
     def __init__(
         self, folder: Path, header: ModelHeader, strategy: Strategy, spec: ModelSpec, versions: Versions
@@ -44,31 +49,18 @@ class ProtectedFolds:
         self.comes_masked = self._protection.secure
         self.update_spec = masked_spec(spec) if self.comes_masked else spec
         """What updates must look like."""
+        self.upload = upload_of(header)
 
     def empty(self, round_num: int, model: Tensors | None = None) -> RoundFold:
         """The fold of a round. It starts from ``model``, or from the version on disk that has its number."""
-        model = model or _VersionTensors(self._versions, round_num)
+        model = model or self._versions.tensors(round_num)
         start = RoundStart(model, round_num, self._share, self._secret, self.comes_masked)
         return RoundFold(self._strategy, self._spec, self._protection, start)
 
-
-class _VersionTensors(Mapping[str, Array]):
-    """The tensors of a version, each read from its file when it is looked up."""
-
-    def __init__(self, versions: Versions, version: int) -> None:
-        self._versions, self._version = versions, version
-
-    def __getitem__(self, name: str) -> Array:
-        crc32 = self._versions.meta(self._version).crc32[name]
-        with self._versions.open(self._version) as file:
-            return file.tensor(name, crc32)
-
-    def __iter__(self) -> Iterator[str]:
-        with self._versions.open(self._version) as file:
-            return iter(list(file.places))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+    def restored(self, sent: SentUpdate, model: Tensors | None = None) -> Update:
+        """The update that was sent. Its client started from ``model``, or from the version on disk that has the
+        number of its round: one that is late from the version before the newest, which is kept."""
+        return restored(self.upload, sent, model or self._versions.tensors(sent.report.round_num))
 
 
 def _secret(path: Path) -> bytes:

@@ -7,25 +7,21 @@ waits for no network and knows nothing of gRPC. Its methods block: each runs in 
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from fedel.errors import UpdateRefused, VersionRefused
+from fedel.errors import UpdateRefused
 from fedel.files import TEMPORARY, sync_directory
-from fedel.roles.aggregator import Closed, Content, RoundFold, ShardRound, Upload, Verdict, checked
+from fedel.roles.aggregator import Content, RoundFold, ShardRound, Upload, Verdict, checked
 from fedel.roles.gate import objection_to_name
 from fedel.serialisation import parse_json
-from fedel.types import Array, Tensors
 from fedel.v1.aggregator_pb2 import (
     CommitRoundResponse,
     OpenRoundRequest,
@@ -36,9 +32,10 @@ from fedel.v1.aggregator_pb2 import (
 from fedel.wire import payload
 from fedel.wire.codec import participant_from_pb, report_from_pb, spec_from_pb
 from fedel.wire.secure_codec import opened_from_pb
-from fedel_aggregator.errors import MALFORMED, Damaged, damaged
-from fedel_aggregator.journal import ADVICE, Journal, Part, read_update
+from fedel_aggregator.errors import MALFORMED, Damaged, DamagedUpdate, damaged, damaged_update
+from fedel_aggregator.journal import Journal, Part, read_update
 from fedel_aggregator.kept_updates import KeptUpdates
+from fedel_aggregator.next_version import NextVersion
 from fedel_aggregator.private_files import make_folder, write_private
 from fedel_aggregator.protection import ProtectedFolds
 from fedel_aggregator.recycled_files import RecycledFiles
@@ -58,18 +55,6 @@ def _upload(header: UpdateHeader) -> Upload:
     return Upload(header.report.client, Content(header.report.round_num, header.digest), header.attempt)
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A version whose tensors are written."""
-
-    crc32: dict[str, int]
-    changed: dict[str, int]
-    importance: list[float]
-    """Squared change of each tensor, in the model's order."""
-    num_clients: list[int]
-    state: Tensors
-
-
 class ShardRun:
     """A run, with this aggregator's share of its tensors, as it is in its folder."""
 
@@ -81,7 +66,7 @@ class ShardRun:
         self._kept = KeptUpdates(folder / UPDATES_FOLDER, keep_updates)
         self.header, self.spec = read_run_header(folder)
         self.name = self.header.run
-        self._whole_spec = spec_from_pb(self.header.spec)
+        self.whole_spec = spec_from_pb(self.header.spec)
         self.versions = Versions(folder / "versions", self.spec)
         strategy = strategy_of(self.header)
         self._folds = ProtectedFolds(folder, self.header, strategy, self.spec, self.versions)
@@ -151,12 +136,12 @@ class ShardRun:
         return newest if newest.version == version else self.versions.meta(version)
 
     def _add(self, fold: RoundFold, journal: Journal, client: str) -> None:
-        """Fold an update of the journal in; ``Damaged`` if it is not what was acknowledged."""
-        update = journal.read(client, self._folds.update_spec)
+        """Fold an update of the journal in; ``DamagedUpdate`` if it is not what was acknowledged."""
+        sent = journal.read(client, self._folds.update_spec, self._folds.upload)
         try:
-            fold.add(update)
+            fold.add(self._folds.restored(sent))
         except UpdateRefused as error:
-            raise damaged("update", journal.path(client), error, ADVICE) from None
+            raise damaged_update(journal.path(client), error) from None
 
     def _fold_readable(self, number: int, journal: Journal, headers: dict[str, UpdateHeader]) -> RoundFold:
         """The fold of all updates of a round; those that cannot be read are taken out of ``headers``."""
@@ -165,7 +150,7 @@ class ShardRun:
             for client in sorted(headers):
                 try:
                     self._add(fold, journal, client)
-                except Damaged as error:
+                except DamagedUpdate as error:
                     journal.give_up(client, error)
                     del headers[client]
                     break
@@ -210,20 +195,38 @@ class ShardRun:
             raise UpdateRefused("header", "the report names no client: set its client")
         if payload.digest(header.tensors) != header.digest:
             raise UpdateRefused("digest", f"the digest of client '{upload.client}' does not match its manifest")
-        if self.round.admit(upload) is Verdict.DUPLICATE:
+        if not self._admit(upload):
             return None
         if self._refused[upload.client] >= MAX_REFUSED:
             raise UpdateRefused(
                 "conflict", f"client '{upload.client}' sent {MAX_REFUSED} updates that were refused: no more"
             )
         participant = self.round.participant(*upload.task)
-        checked(report_from_pb(header.report), self._whole_spec, participant)
-        payload.check(header.tensors, self._folds.update_spec)
+        checked(report_from_pb(header.report), self.whole_spec, participant)
+        payload.check(header.tensors, self._folds.update_spec, self._folds.upload)
         return upload
+
+    def _admit(self, upload: Upload) -> bool:
+        """Whether to take an update; false if it counts already.
+
+        A sealed round is opened again if too few updates are in it. So what comes meanwhile is to come again:
+        it is too late once the round's version is made. A masked update belongs to one attempt.
+        """
+        try:
+            return self.round.admit(upload) is Verdict.TAKE
+        except UpdateRefused as refusal:
+            is_of_this = self.round.sealed and upload.content.round_num == self.round.number
+            if refusal.reason != "late" or not is_of_this or self._folds.comes_masked:
+                raise
+            raise UpdateRefused(
+                "sealed",
+                f"round {self.round.number} of run '{self.name}' is being closed: client '{upload.client}' may"
+                " still be in time if it is opened again; try again in a moment",
+            ) from None
 
     def begin(self, upload: Upload, header: UpdateHeader) -> Part | None:
         """Start to receive an update, or resume it; ``None`` if it counts already."""
-        if self.round.admit(upload) is Verdict.DUPLICATE:
+        if not self._admit(upload):
             return None
         counted = UpdateHeader()
         counted.CopyFrom(header)
@@ -237,11 +240,11 @@ class ShardRun:
 
         It is folded before it is renamed: what is in the journal has always passed the fold.
         """
-        if self.round.admit(part.upload) is Verdict.DUPLICATE:
+        if not self._admit(part.upload):
             return False
         client, started = part.upload.client, time.monotonic()
         try:
-            update = read_update(part.handle, part.header, part.start, self._folds.update_spec)
+            sent = read_update(part.handle, part.header, part.start, self._folds.update_spec)
         except UpdateRefused:
             # Its bytes are not what was announced: the client starts again at the first.
             self._journal.drop(client)
@@ -249,12 +252,13 @@ class ShardRun:
         if self._fold is None:
             self._fold = self._fold_of(self.round.clients)
         try:
-            self._fold.add(update)
+            self._fold.add(self._folds.restored(sent))
             self._journal.commit(part)
         except BaseException as error:
             # The fold may have an update, or a part of one, that does not count: it is made again.
             self._fold = None
-            if not isinstance(error, OSError):
+            # Neither a disk nor a version that is damaged is the client's fault.
+            if not isinstance(error, OSError | Damaged):
                 self._refused[client] += 1
                 self._journal.drop(client)
             raise
@@ -286,7 +290,7 @@ class ShardRun:
         if self._folds.comes_masked:
             self._fold = None  # masks come off once: a commit that is repeated adds the updates up again
             self._unmask(fold, unmask)
-        written = self._write(version, fold, self.versions.read_state(self._meta))
+        written = NextVersion(self.name, self.spec, self.versions, self._meta).write(fold)
         state_crc32 = self.versions.write_state(version, written.state)
         answer = CommitRoundResponse(
             version=version,
@@ -314,51 +318,7 @@ class ShardRun:
                 f" takes off the masks of attempt {self.round.attempt}",
             )
         self._journal.keep_secrets(unmask)
-        fold.unmask(opened_from_pb(unmask, self.round.number, self._whole_spec))
-
-    def _write(self, version: int, fold: RoundFold, state: Tensors) -> _Written:
-        """Write the next version's tensors, one at a time: the whole model is never in memory."""
-        crc32, changed, importance, num_clients = {}, {}, [], []
-        before, shapes = self._meta, [(t.name, t.shape) for t in self.spec.tensors]
-        with self.versions.open(version - 1) as old_file, self.versions.write(version, shapes) as writer:
-            for tensor in self.spec.tensors:
-                name = tensor.name
-                old = old_file.tensor(name, before.crc32[name])
-                closed = self._finish(fold, name, old, state)
-                new, state = closed.model[name], closed.state
-                importance.append(closed.global_importance[name])
-                crc32[name] = writer.put(name, new)
-                moved = importance[-1] > 0 or not _same_bits(new, old)
-                changed[name] = version if moved else before.changed[name]
-                num_clients.append(closed.num_clients[name])
-        for name, values in state.items():
-            if not np.isfinite(values).all():
-                raise self._not_finite(f"the strategy's tensor '{name}'")
-        return _Written(crc32, changed, importance, num_clients, state)
-
-    def _finish(self, fold: RoundFold, name: str, old: Array, state: Tensors) -> Closed:
-        """The next values of a tensor; refused if they are not finite."""
-        try:
-            with np.errstate(all="ignore"):
-                closed = fold.finish({name: old}, state)
-        except (UpdateRefused, ArithmeticError) as error:
-            raise self._not_finite(f"tensor '{name}' ({error})") from None
-        except ValueError as error:
-            if not state:
-                raise
-            path = self.versions.state_path(self.version)
-            raise damaged("version file", path, f"it does not fit the strategy ({error})") from None
-        # The old values are finite, so the sum of all squared changes is finite only if the new ones are.
-        if not math.isfinite(closed.global_importance[name]):
-            raise self._not_finite(f"tensor '{name}'")
-        return closed
-
-    def _not_finite(self, what: str) -> VersionRefused:
-        return VersionRefused(
-            "not_finite",
-            f"round {self.round.number} of run '{self.name}': the next version would hold NaN or Inf in {what},"
-            f" so version {self.version} stays: training diverged, try a lower learning rate",
-        )
+        fold.unmask(opened_from_pb(unmask, self.round.number, self.whole_spec))
 
     def keep(self, version: int, label: str) -> None:
         """Keep a version under a label; the version that had the label before may then be deleted."""
@@ -373,12 +333,15 @@ class ShardRun:
         """Delete the versions that are neither new, nor labelled, nor an n-th one to keep, nor where an audit
         begins."""
         every, versions = self.header.keep_every, self.versions.all()
+        restores_late = self.header.late_policy == "next" and self._folds.upload.compression != "none"
         for version in versions[:-1]:
             self.versions.forget_answer(version)
         for version in versions[:-NUM_NEWEST_KEPT]:
             is_labelled = version in self._labels.values()
             is_nth = every > 0 and version % every == 0
-            if not (is_labelled or is_nth or self._kept.needs(version)):
+            # A late update that is compressed is restored from the version before.
+            is_needed = self._kept.needs(version) or (restores_late and self._kept.needs(version + 1))
+            if not (is_labelled or is_nth or is_needed):
                 self.versions.delete(version)
 
 
@@ -392,10 +355,6 @@ def _read_labels(path: Path) -> dict[str, int]:
     except MALFORMED as error:
         raise damaged("labels", path, error) from None
     return labels  # type: ignore[no-any-return]
-
-
-def _same_bits(new: Array, old: Array) -> bool:
-    return new is old or bool(np.array_equal(new.view(np.uint32), old.view(np.uint32)))
 
 
 def _to_json(message: Message) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire import payload
 from fedel.wire.codec import spec_from_pb
 from fedel_aggregator.errors import MALFORMED, damaged
-from fedel_aggregator.protection import protection_of
+from fedel_aggregator.protection import protection_of, upload_of
 
 HEADER_FILE = "run.pb"
 
@@ -32,7 +32,7 @@ def shard_spec(header: ModelHeader) -> ModelSpec:
             f"late_policy '{header.late_policy}' is unknown; choose from: {', '.join(LATE_POLICIES)}",
         )
     strategy, spec = strategy_of(header), spec_from_pb(header.spec)
-    _check_protection(header, strategy, spec)
+    _check_settings(header, strategy, spec)
     payload.check(header.tensors, spec)
     partial = [entry.name for entry in header.tensors if entry.where.ByteSize()]
     if partial or not header.tensors:
@@ -49,13 +49,17 @@ def strategy_of(header: ModelHeader) -> Strategy:
         raise UpdateRefused("header", f"strategy_json is not valid JSON: {error}") from None
 
 
-def _check_protection(header: ModelHeader, strategy: Strategy, spec: ModelSpec) -> None:
+def _check_settings(header: ModelHeader, strategy: Strategy, spec: ModelSpec) -> None:
     try:
-        protection_of(header, strategy, spec)
+        protection, upload = protection_of(header, strategy, spec), upload_of(header)
     except FedelError as error:
         raise UpdateRefused("header", str(error)) from None
     except MALFORMED as error:
-        raise UpdateRefused("header", f"protection_json is not valid JSON: {error}") from None
+        raise UpdateRefused("header", f"protection_json or upload_json is not valid JSON: {error}") from None
+    if protection.secure and upload.compression != "none":
+        raise UpdateRefused(
+            "header", "a run with secure aggregation has no compression: it sums masked tensors"
+        )
 
 
 def read_run_header(folder: Path) -> tuple[ModelHeader, ModelSpec]:

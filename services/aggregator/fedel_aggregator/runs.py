@@ -133,8 +133,9 @@ class Runs:
         try:
             return self._runs[name]
         except KeyError:
-            known = ", ".join(sorted(self._runs)) or "none"
-            raise UpdateRefused("unknown_run", f"there is no run '{name}' here; there are: {known}") from None
+            raise UpdateRefused(
+                "unknown_run", f"there is no run '{name}' here; `fedel runs` lists them"
+            ) from None
 
     async def use(
         self, name: str, method: Callable[Concatenate[ShardRun, P], T], *args: P.args, **kwargs: P.kwargs

@@ -14,6 +14,7 @@ from fedel_services.threads import in_thread
 from grpc import aio
 
 from fedel.errors import FedelError, UpdateRefused
+from fedel.roles.gate import objection_to_wanted
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1 import model_pb2
 from fedel.wire.payload import CHUNK_BYTES
@@ -148,7 +149,7 @@ async def heard_out(context: Any, idle_seconds: float) -> AsyncIterator[None]:
 async def send_model(
     context: Any, run: ShardRun, request: pb.GetModelRequest, pace: Pace, make_room: Callable[[], None]
 ) -> int:
-    """Send a version, or what changed since the one that the caller holds; returns the bytes of its payload.
+    """Send a version, or what the caller needs of it and does not hold; returns the bytes of its payload.
 
     ``make_room`` is called when a caller does not read: others need not wait for it.
     """
@@ -156,8 +157,8 @@ async def send_model(
     meta = await in_thread(run.meta, version)
     await in_thread(run.versions.verify, meta)
     # A caller that is ahead of us holds another history: it gets everything.
-    held = request.have_version if request.have_version <= version else -1
-    names = [t.name for t in run.spec.tensors if meta.changed[t.name] > held]
+    held = _held(run, request)
+    names = [name for name, has in held.items() if has > version or meta.changed[name] > has]
     with await in_thread(run.versions.open, version) as file:
         manifest = [_entry(name, file, meta.crc32[name]) for name in names]
         content = pb.ModelContent(version=version, tensors=manifest)
@@ -173,6 +174,19 @@ async def send_model(
         finally:
             sending.cancel()
             await asyncio.wait({sending})
+
+
+def _held(run: ShardRun, request: pb.GetModelRequest) -> dict[str, int]:
+    """The tensors that the caller needs, in forward order, and the version that it holds of each."""
+    if objection := objection_to_wanted(request.tensors, request.have_versions, run.whole_spec):
+        raise UpdateRefused("unknown_tensor", f"the request for a model is refused: {objection}")
+    mine = [t.name for t in run.spec.tensors]
+    if not request.tensors:
+        return dict.fromkeys(mine, request.have_version)
+    named = [run.whole_spec.tensors[place].name for place in request.tensors]
+    if other := set(named) - set(mine):
+        raise UpdateRefused("unknown_tensor", f"tensor '{min(other)}' is not one of this aggregator's")
+    return dict(zip(named, request.have_versions, strict=True))
 
 
 async def _send(

@@ -133,6 +133,9 @@ class TensorFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         os.close(self._handle)
 
     def tensor(self, name: str, crc32: int) -> Array:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -87,6 +88,10 @@ class Versions:
         if meta.version != version or meta.crc32.keys() != self._spec.by_name.keys():
             raise damaged("version file", path, f"it is not of version {version} of this model")
         return meta
+
+    def tensors(self, version: int) -> Tensors:
+        """The tensors of a version, each read from its file when it is looked up."""
+        return _VersionTensors(self, version)
 
     def open(self, version: int) -> TensorFile:
         try:
@@ -186,6 +191,26 @@ class Versions:
             name = _OWN_NAME.fullmatch(path.name)
             if path.name.endswith(TEMPORARY) or (name and int(name[1]) not in kept):
                 path.unlink()
+
+
+class _VersionTensors(Mapping[str, Array]):
+    def __init__(self, versions: Versions, version: int) -> None:
+        self._versions, self._version = versions, version
+
+    @cached_property
+    def _crc32(self) -> Mapping[str, int]:
+        return self._versions.meta(self._version).crc32
+
+    def __getitem__(self, name: str) -> Array:
+        crc32 = self._crc32[name]
+        with self._versions.open(self._version) as file:
+            return file.tensor(name, crc32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._crc32)
+
+    def __len__(self) -> int:
+        return len(self._crc32)
 
 
 def read_meta(path: Path) -> Meta:

@@ -167,6 +167,10 @@ class ErrorStatuses(aio.ServerInterceptor):
                 return await behaviour(request, context)
             except aio.AbortError:
                 raise
+            except (aio.UsageError, aio.InternalError) as error:
+                # gRPC says so where an answer, or the end of a call, meets a caller that has just hung up.
+                log.info("the caller hung up: %s", type(error).__name__, extra=fields)
+                raise asyncio.CancelledError from None
             except Exception as error:
                 status = self.status_of(error)
                 message = _text(error, status)

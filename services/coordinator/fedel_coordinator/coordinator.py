@@ -22,6 +22,7 @@ from fedel.roles.run_state import ENDED, HELD, TRIES_AGAIN, WAITING
 from fedel.roles.sharding import assign
 from fedel.serialisation import parse_json
 from fedel.strategies.protection import check_deployable
+from fedel.strategies.scopes import on_devices
 from fedel.telemetry import CoordinatorMetrics
 from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
@@ -244,7 +245,7 @@ def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
         table = parse_json(config_json)
     except ValueError as error:
         raise ConfigError(f"run '{name}': its configuration is not valid JSON: {error}") from None
-    config = RunConfig.parse(table, f"run '{name}'")
+    config = on_devices(RunConfig.parse(table, f"run '{name}'"))
     rounds = config.rounds
     if 0 < rounds.num_participants < rounds.min_reports:
         raise ConfigError(

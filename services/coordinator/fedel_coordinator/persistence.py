@@ -14,6 +14,7 @@ from fedel.roles.planner import Handover
 from fedel.roles.run_state import (
     CLOSED,
     COMMITTED,
+    MAX_COMMITTED,
     OPEN,
     SEALED,
     Member,
@@ -95,7 +96,10 @@ def load(store: Store, row: RunRow, *, late_counts: bool) -> LoadedRun:
         message=row.message,
         handover=handover,
         members={client.client: _member(client) for client in clients},
-        open=_open_round(store, row, last, handover) if last and last.status != CLOSED else None,
+        open=_open_round(store, row, last, handover)
+        if last and last.status not in (COMMITTED, CLOSED)
+        else None,
+        committed=_committed(store, row, handover.round_num),
         previous=_previous(store, row, handover.round_num - 1) if late_counts else PreviousRound(),
         untrained_rounds=record.tensor_untrained_rounds if record else {},
         best_accuracy=row.best_accuracy,
@@ -135,7 +139,7 @@ def _record(row: RoundRow | None) -> RoundRecord | None:
 
 def _open_round(store: Store, run: RunRow, row: RoundRow, handover: Handover) -> OpenRound:
     plan = plan_from_json(row.plan_json, handover.global_importance)
-    if row.status not in (OPEN, SEALED, COMMITTED) or not plan.tasks:
+    if row.status not in (OPEN, SEALED) or not plan.tasks:
         raise ConfigError(
             f"round {row.round_num} of run '{run.name}' is damaged in the database: its status is"
             f" {row.status!r}, and it has {len(plan.tasks)} tasks"
@@ -151,9 +155,20 @@ def _open_round(store: Store, run: RunRow, row: RoundRow, handover: Handover) ->
         done=frozenset(results) & planned,
         results=results,
         sealed_at=row.sealed_at or 0.0,
-        record=_record(row),
         secure=_secure(row),
     )
+
+
+def _committed(store: Store, run: RunRow, round_num: int) -> tuple[RoundRecord, ...]:
+    """Records of the rounds before this one that are not closed, oldest first."""
+    rows = [store.round(run.name, number) for number in range(max(0, round_num - MAX_COMMITTED), round_num)]
+    waiting = [row for row in rows if row is not None and row.status == COMMITTED]
+    records = [record for row in waiting if (record := _record(row)) is not None]
+    if len(records) < len(waiting):
+        raise ConfigError(
+            f"run '{run.name}' is damaged in the database: a round that made a model has no record"
+        )
+    return tuple(records)
 
 
 def _secure(row: RoundRow) -> SecureRound | None:

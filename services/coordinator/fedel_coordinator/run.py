@@ -102,9 +102,9 @@ class CoordinatorRun:
                 await wait_for_event(self._woken, self._rest_seconds())
 
     def _rest_seconds(self) -> float | None:
-        """Until the next deadline; while a round is open, silence is noticed before that."""
+        """Until the next deadline; while a round is open or tested, silence is noticed before that."""
         waits = [] if self._wake_at is None else [max(0.0, self._wake_at - self.services.clock())]
-        if self.state.open is not None:
+        if self.state.open is not None or self.state.committed:
             waits.append(self.services.sessions.silent_seconds / 3)
         return min(waits, default=None)
 
@@ -256,7 +256,7 @@ class CoordinatorRun:
     def _show_done(self, client: str, result: TaskResult) -> None:
         open_round = self.state.open
         if open_round is not None and open_round.results.get(client) is result:
-            self._activity(client).done(result, open_round.tasks.get(client))
+            self._activity(client).done(result, open_round.tasks.get(client), self.engine.planner.scope)
             self.change.notify()
 
     async def _join(self, session: Session, event: ev.Joined) -> None:

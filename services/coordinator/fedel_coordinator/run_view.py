@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedel.records import ClientRecord, RoundRecord
-from fedel.roles.run_state import COMMITTED, ENDED, HELD, OPEN, PAUSED, SEALED, STOPPING
+from fedel.roles.run_state import ENDED, HELD, OPEN, PAUSED, SEALED, STOPPING, OpenRound
 from fedel.types import ModelSpec
 from fedel_coordinator import persistence
 from fedel_coordinator.activity import Activity
@@ -17,19 +17,44 @@ from fedel_coordinator.run import CoordinatorRun, from_config
 from fedel_coordinator.sessions import Device
 from fedel_coordinator.store import ClientRow, RunRow, Store
 
-ROUND_PHASES = {OPEN: "train", SEALED: "fold", COMMITTED: "evaluate"}
+ROUND_PHASES = {OPEN: "train", SEALED: "fold"}
 
 
 @dataclass(frozen=True)
 class OpenRoundView:
     round_num: int
     phase: str
-    """``train``, ``fold`` or ``evaluate``."""
+    """``train``, ``fold``, or, if no later round is open, ``evaluate``."""
     opened_at: float
     deadline_seconds: float
     num_tasks: int
     num_done: int
     num_lost: int
+
+    @staticmethod
+    def of(open_round: OpenRound) -> OpenRoundView:
+        return OpenRoundView(
+            round_num=open_round.round_num,
+            phase=ROUND_PHASES[open_round.status],
+            opened_at=open_round.opened_at,
+            deadline_seconds=open_round.plan.deadline_seconds,
+            num_tasks=len(open_round.plan.tasks),
+            num_done=len(open_round.done),
+            num_lost=len(open_round.lost),
+        )
+
+    @staticmethod
+    def of_test(record: RoundRecord) -> OpenRoundView:
+        """The round whose test is awaited."""
+        return OpenRoundView(
+            round_num=record.round,
+            phase="evaluate",
+            opened_at=record.opened_at,
+            deadline_seconds=record.deadline_seconds,
+            num_tasks=record.num_tasks,
+            num_done=record.num_updates,
+            num_lost=len(record.refused),
+        )
 
 
 @dataclass(frozen=True)
@@ -79,6 +104,13 @@ class ClientView:
     bytes_up: int = 0
     bytes_down: int = 0
 
+    @property
+    def counted_seconds(self) -> float | None:
+        """Seconds of the last round that count against T_th."""
+        if self.deviation is None or self.budget_seconds is None:
+            return self.train_seconds
+        return self.budget_seconds * (1 + self.deviation)
+
 
 class ShownRun(Protocol):
     """A run, whether this process drives it or it ended before this process started."""
@@ -125,15 +157,9 @@ class LiveRun:
         budget = last.budget_seconds if last else 0.0
         if open_round is not None:
             budget = open_round.plan.tasks[0].budget_seconds
-            shown = OpenRoundView(
-                round_num=open_round.round_num,
-                phase=ROUND_PHASES[open_round.status],
-                opened_at=open_round.opened_at,
-                deadline_seconds=open_round.plan.deadline_seconds,
-                num_tasks=len(open_round.plan.tasks),
-                num_done=len(open_round.done),
-                num_lost=len(open_round.lost),
-            )
+            shown = OpenRoundView.of(open_round)
+        elif state.committed:
+            shown = OpenRoundView.of_test(state.committed[0])
         return RunView(
             run=run.name,
             config=from_config(run.row),
@@ -169,7 +195,7 @@ class LiveRun:
             figures |= {
                 "train_seconds": activity.train_seconds,
                 "budget_seconds": activity.budget_seconds,
-                "deviation": activity.train_seconds / activity.budget_seconds - 1,
+                "deviation": activity.counted_seconds / activity.budget_seconds - 1,
                 "bytes_up": activity.bytes_up,
                 "bytes_down": activity.bytes_down,
             }

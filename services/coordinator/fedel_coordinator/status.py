@@ -41,6 +41,7 @@ def client_status(client: ClientView) -> pb.ClientStatus:
             end_block=end, front_block=front, resets=client.resets, rounds_held=client.rounds_held
         ),
         train_seconds=client.train_seconds or 0.0,
+        counted_seconds=client.counted_seconds or 0.0,
         budget_seconds=client.budget_seconds or 0.0,
         bytes_up=client.bytes_up,
         bytes_down=client.bytes_down,

@@ -25,7 +25,8 @@ IDENTITY = "one run"
 @cache
 def _sound() -> Path:
     folder = RunFolder(scratch(), samples.RUN, IDENTITY)
-    folder.model.save(3, testing.initial_model())
+    model = testing.initial_model()
+    folder.model.save(samples.SPEC, dict.fromkeys(model, 3), model, model)
     tensors = {"blocks.stem.conv.weight": testing.initial_model()["blocks.stem.conv.weight"]}
     folder.memories.stage(2, Memory(Window(1, 3), ("blocks.stem.conv.weight",), 1, 2, tensors))
     folder.outbox.put(3, samples.update_header(), pack(samples.update().patches))
@@ -33,7 +34,7 @@ def _sound() -> Path:
 
 
 def _load_model(folder: RunFolder) -> object:
-    return folder.model.load(samples.SPEC)
+    return folder.model.load(samples.SPEC, samples.SPEC.by_name)
 
 
 def _load_memory(folder: RunFolder) -> object:
@@ -80,7 +81,7 @@ def _checked_case(change_head: Mutator) -> Mutator:
 
 
 AGENT_FILES = (
-    _target("agent_model", "model", _checked_case(json_case), _load_model),
+    _target("agent_model", "model-1", _checked_case(json_case), _load_model),
     _target("agent_memory", "memory-2", _checked_case(json_case), _load_memory),
     _target("agent_update", "update-3", _checked_case(message_case(agg.UpdateHeader)), _load_outbox),
     _target("agent_identity", "identity", mutate_bytes, _load_model),

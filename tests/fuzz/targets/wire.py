@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,10 +15,11 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from fedel import testing
+from fedel.core.compression import compress_update, restored
 from fedel.errors import FedelError
 from fedel.roles.aggregator import RoundFold
 from fedel.strategies import build
-from fedel.types import Update
+from fedel.types import Change, Patch, SentUpdate, Update, UploadSettings
 from fedel.v1 import aggregator_pb2 as agg
 from fedel.v1 import model_pb2, task_pb2
 from fedel.v1.model_pb2 import Chunk
@@ -78,20 +80,21 @@ def _read_spec(message: model_pb2.ModelSpec) -> object:
     return spec.digest, spec.num_bytes, spec.weights, spec.by_name
 
 
-def _patches(data: bytes) -> Update:
+def _patches(data: bytes, upload: UploadSettings = payload.PLAIN) -> Update:
     """A manifest, then its payload, as an aggregator receives them."""
     parts = frames.split(data)
     header = parsed(agg.UpdateHeader, parts[0] if parts else b"")
     assert isinstance(header, agg.UpdateHeader)
-    sent = memoryview(b"".join(parts[1:]))
+    pieces = memoryview(b"".join(parts[1:]))
     payload.digest(header.tensors)
-    payload.check(header.tensors, samples.SPEC)
-    patches, at = {}, 0
+    payload.check(header.tensors, samples.SPEC, upload)
+    patches, at = dict[str, Patch | Change](), 0
     for entry in header.tensors:
-        piece = sent[at : at + entry.num_bytes]
+        piece = pieces[at : at + entry.num_bytes]
         patches[entry.name] = payload.unpack(entry, piece, samples.SPEC.by_name[entry.name].shape)
         at += entry.num_bytes
-    return Update(patches, codec.report_from_pb(header.report))
+    sent = SentUpdate(patches, codec.report_from_pb(header.report))
+    return restored(upload, sent, testing.initial_model())
 
 
 def _unpack(_: Path) -> Read:
@@ -105,10 +108,16 @@ def _unpack(_: Path) -> Read:
     return read
 
 
+COMPRESSED = {
+    "fp16": UploadSettings("fp16"),
+    "int8": UploadSettings("int8"),
+    "topk": UploadSettings("topk"),
+    "topk_few": UploadSettings("topk", 0.01),
+}
 METHODS = ("fedavg", "fednova", "heterofl", "fiarse", "depthfl")
 
 
-def _fold(_: Path) -> Read:
+def _fold(_: Path, upload: UploadSettings = payload.PLAIN) -> Read:
     """What is not refused folds, and leaves a finite model; what is refused leaves no trace."""
     strategies = [build({"name": name}) for name in METHODS]
     model = testing.initial_model()
@@ -120,7 +129,7 @@ def _fold(_: Path) -> Read:
         alone[strategy.name] = fold.finish(model, {}).model
 
     def read(data: bytes) -> object:
-        update = _patches(data)
+        update = _patches(data, upload)
         refusal: FedelError | None = None
         for strategy in strategies:
             fold = RoundFold(strategy, samples.SPEC)
@@ -142,19 +151,20 @@ def _fold(_: Path) -> Read:
     return read
 
 
-def _uploads() -> list[bytes]:
-    whole = samples.whole_update()
-    packed = payload.pack(whole.patches)
+def _uploads(upload: UploadSettings = payload.PLAIN) -> list[bytes]:
+    return [_sent(samples.update(), upload), _sent(samples.whole_update(), upload)]
+
+
+def _sent(update: Update, upload: UploadSettings) -> bytes:
+    sent, _ = compress_update(upload, samples.SPEC, update, testing.initial_model(), {})
+    packed = payload.pack(sent.patches)
     header = agg.UpdateHeader(
         run=samples.RUN,
-        report=codec.report_to_pb(whole.report),
+        report=codec.report_to_pb(sent.report),
         tensors=packed.manifest,
         digest=packed.digest,
     )
-    return [
-        frames.join([samples.update_header().SerializeToString(), samples.update_payload()]),
-        frames.join([header.SerializeToString(), b"".join(packed.buffers)]),
-    ]
+    return frames.join([header.SerializeToString(), b"".join(packed.buffers)])
 
 
 def _pick_upload(at: int, _: bytes) -> Mutator:
@@ -248,6 +258,10 @@ WIRE = (
     _message("model_header", agg.ModelHeader, samples.first_model, shard_spec),
     Target("update", _uploads, _upload_case, _unpack),
     Target("fold", _uploads, _upload_case, _fold),
+    *(
+        Target(f"fold_{name}", partial(_uploads, upload), _upload_case, partial(_fold, upload=upload))
+        for name, upload in COMPRESSED.items()
+    ),
     Target(
         "download",
         lambda: [frames.join([m.SerializeToString() for m in samples.download_messages()])],

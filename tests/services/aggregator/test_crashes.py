@@ -149,7 +149,7 @@ async def test_seal_survives_kill(tmp_path):
         async with that_dies():
             await close(stub, 0)
     async with process(tmp_path) as (stub, _):
-        with pytest.raises(aio.AioRpcError, match="too late"):
+        with pytest.raises(aio.AioRpcError, match="is being closed"):
             await send(stub, make_update("b"))
 
 

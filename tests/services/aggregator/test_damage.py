@@ -12,10 +12,13 @@ from fedel_aggregator.run import ShardRun
 from fedel_aggregator.tensor_file import TensorFile
 from grpc import aio
 
+from fedel.core.compression import compress_update
 from fedel.errors import FedelError
+from fedel.types import UploadSettings
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.wire.streams import fetch_model, reason_of
 from tests.services.aggregator.support import (
+    SPEC,
     aggregator,
     asynchronous,
     begin,
@@ -246,6 +249,32 @@ async def test_restored_run_is_served_again(folder, monkeypatch):
             assert "tensor 'one.weight'" in await told(close(stub, 1, run="bad"))
         path.write_bytes(good)
         assert 2 == (await close(stub, 1, run="bad")).version
+
+
+@pytest.mark.parametrize("options", [{"upload": {"compression": "int8"}}, {"protection": {"clip_norm": 0.5}}])
+@asynchronous
+async def test_damaged_version_costs_no_update(tmp_path, monkeypatch, options):
+    """Where updates are folded with the version that they started from: they wait until it is restored."""
+    monkeypatch.setattr(runs, "RETRY_SECONDS", 0.0)
+    path = tmp_path / "runs/run/versions/000000.safetensors"
+    upload = UploadSettings(**options.get("upload", {}))
+    sent, late = (compress_update(upload, SPEC, make_update(name), first_model(), {})[0] for name in "ab")
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub, **options)
+        await send(stub, sent)
+    good = path.read_bytes()
+    spoil_tensor(path, "three.weight")
+    async with aggregator(tmp_path) as (stub, _):
+        for _ in range(4):
+            assert "tensor 'three.weight'" in await told(send(stub, late))
+        path.write_bytes(good)
+        assert (await send(stub, sent)).duplicate
+        spoil_tensor(path, "three.weight")
+        for _ in range(4):
+            assert "tensor 'three.weight'" in await told(send(stub, late))
+        path.write_bytes(good)
+        assert not (await send(stub, late)).duplicate
+        assert ["a", "b"] == [report.client for report in await seal(stub, 0)]
 
 
 @asynchronous

@@ -90,6 +90,49 @@ async def test_download_of_changed_tensors(tmp_path):
 
 
 @asynchronous
+async def test_download_of_tensors_that_are_needed(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub)
+        await send(stub, make_update("a", 0, {"one.weight", "two.exit"}))
+        await close(stub, 0)
+        await send(stub, make_update("a", 1, {"three.weight"}))
+        await close(stub, 1)
+        whole = (await fetch_model(stub, "run")).tensors
+
+        async def fetched(version=2, **held):
+            answer = await fetch_model(stub, "run", version, spec=SPEC, held=held)
+            assert bits({name: whole[name] for name in answer.tensors}) == bits(answer.tensors)
+            assert sum(values.nbytes for values in answer.tensors.values()) == answer.num_bytes
+            return set(answer.tensors)
+
+        names = ["one.weight", "one.mean", "two.weight", "two.exit", "three.weight"]
+        assert {"one.weight", "one.mean"} == await fetched(**dict.fromkeys(names[:2], -1))
+        assert {"one.weight"} == await fetched(**dict.fromkeys(names[:3], 0)), "each since its own version"
+        assert {"one.mean", "three.weight"} == await fetched(**dict(zip(names, (1, -1, 0, 2, 1), strict=True)))
+        assert set() == await fetched(**dict.fromkeys(names, 2))
+        # One that the caller holds of a version that this aggregator never made is of another history.
+        assert {"two.weight"} == await fetched(**{**dict.fromkeys(names, 2), "two.weight": 3})
+        assert {"one.weight"} == await fetched(1, **{"one.weight": 2, "two.exit": 1})
+
+
+@asynchronous
+async def test_only_tensors_of_the_model_can_be_asked_for(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub)
+        for places, versions in [
+            ([5], [0]),
+            ([-1], [0]),
+            ([0, 0], [0, 0]),
+            ([1], []),
+            ([], [1]),
+            ([3, 2], [0, 0]),
+        ]:
+            request = pb.GetModelRequest(run="run", version=-1, tensors=places, have_versions=versions)
+            assert ("INVALID_ARGUMENT", "unknown_tensor") == await refusal(stub.GetModel(request).read())
+        assert 0 == (await fetch_model(stub, "run")).version
+
+
+@asynchronous
 async def test_unchanged_tensors_are_not_downloaded(tmp_path):
     model = first_model()
     for values in model.values():

@@ -224,7 +224,7 @@ async def test_no_version_that_is_not_finite(tmp_path, monkeypatch, value):
         assert ("FAILED_PRECONDITION", "not_finite") == (caught.value.code().name, reason_of(caught.value))
         fetched = await fetch_model(stub, "run")
         assert (0, bits(first_model())) == (fetched.version, bits(fetched.tensors))
-        assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("b"))), "still sealed"
+        assert ("UNAVAILABLE", "sealed") == await refusal(send(stub, make_update("b")))
         monkeypatch.setattr(Overflowing, "finish", MeanFold.finish)
         assert 1 == (await close(stub, 0)).version
 

@@ -97,6 +97,6 @@ async def test_updates_that_are_kept_are_views_of_the_journal(tmp_path):
         await create(stub, protection={"fold": "median"})
         for update in clients():
             await send(stub, update)
-        kept = servicer._runs._runs["run"]._fold._fold._patches
-        assert 4 == len(kept["two.weight"])
-        assert not any(patch.values.flags.owndata for patches in kept.values() for patch, _ in patches)
+        kept = [patches for patches, _ in servicer._runs._runs["run"]._fold._fold._updates]
+        assert 4 == len(kept)
+        assert not any(patch.values.flags.owndata for patches in kept for patch in patches.values())

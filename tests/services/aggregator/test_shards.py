@@ -77,3 +77,16 @@ async def test_tensor_of_another_shard(tmp_path):
         await push_model(stub, header, {n: model[n] for n in SHARDS[0]})
         await open_round(stub, 0)
         assert ("INVALID_ARGUMENT", "unknown_tensor") == await refusal(send(stub, make_update("a")))
+
+
+@asynchronous
+async def test_download_from_the_shard_that_has_it(tmp_path):
+    model = first_model()
+    async with aggregator(tmp_path) as (stub, _):
+        header = model_header("run", {"name": "fedavg"}, SPEC)
+        await push_model(stub, header, {n: model[n] for n in SHARDS[1]})
+        mine, other = min(SHARDS[1]), min(SHARDS[0])
+        fetched = await fetch_model(stub, "run", spec=SPEC, held={mine: -1})
+        assert bits({mine: model[mine]}) == bits(fetched.tensors)
+        asked = fetch_model(stub, "run", spec=SPEC, held={mine: -1, other: -1})
+        assert ("INVALID_ARGUMENT", "unknown_tensor") == await refusal(asked)

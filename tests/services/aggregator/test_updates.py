@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from grpc import aio
 
 from fedel.types import Patch
 from fedel.v1 import aggregator_pb2 as pb
@@ -140,13 +141,20 @@ async def test_late_and_early(tmp_path):
     async with aggregator(tmp_path) as (stub, servicer):
         await create(stub)
         await send(stub, make_update("a"))
-        await seal(stub, 0)
-        assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("b")))
         await close(stub, 0)
         assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("b")))
         assert ("FAILED_PRECONDITION", "early") == await refusal(send(stub, make_update("b", 2)))
         assert ("NOT_FOUND", "unknown_run") == await refusal(send(stub, make_update("b"), run="other"))
-        assert {"late": 2, "early": 1, "unknown_run": 1} == refusals(servicer)
+        assert {"late": 1, "early": 1, "unknown_run": 1} == refusals(servicer)
+
+
+@asynchronous
+async def test_names_of_runs_are_not_told(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub, run="secret")
+        with pytest.raises(aio.AioRpcError, match="no run 'other' here; `fedel runs` lists them") as caught:
+            await send(stub, make_update("b"), run="other")
+        assert "secret" not in caught.value.details()
 
 
 @asynchronous
@@ -156,8 +164,11 @@ async def test_sealed_during_an_upload(tmp_path):
         call = await begin(stub, make_update("a"), 10**9)
         await seal(stub, 0)
         await call.done_writing()
-        assert ("FAILED_PRECONDITION", "late") == await refusal(call.read())
+        assert ("UNAVAILABLE", "sealed") == await refusal(call.read())
         assert [] == await seal(stub, 0)
+        await open_round(stub, 0, clients="a")
+        assert 0 == (await send(stub, make_update("a"))).num_bytes, "all of it is there"
+        assert ["a"] == [report.client for report in await seal(stub, 0)]
 
 
 @asynchronous
@@ -260,6 +271,7 @@ async def test_sealed_round_opens_again(tmp_path):
         await create(stub)
         await send(stub, make_update("a"))
         await seal(stub, 0)
+        assert ("UNAVAILABLE", "sealed") == await refusal(send(stub, make_update("b"))), "it may come again"
         await open_round(stub, 0, clients="ab")
     async with aggregator(tmp_path) as (stub, _):
         await send(stub, make_update("b"))

@@ -94,3 +94,37 @@ async def test_an_evaluation_that_takes_too_long_is_skipped(tmp_path: Path) -> N
         agent.mute_evaluations = True
         assert [None] == [record.accuracy for record in await federation.finished()]
         await agent.send(evaluation=pb.EvaluationDone(run="night-1", model_version=1, accuracy=0.9))
+
+
+@asynchronous
+async def test_rounds_go_on_beside_a_test_and_close_in_order(tmp_path: Path) -> None:
+    """Two rounds make a model while a test is under way, which the coordinator's end does not lose."""
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=3, min_clients=1))
+        agent = federation.agent("client-0", accuracies={1: 0.9, 2: 0.5, 3: 0.6})
+        agent.mute_evaluations = True
+        await agent.until("closed", round_num=1)
+        assert [1] == [task.model_version for task in agent.kinds("evaluate")]
+        assert [] == federation.coordinator.store.records("night-1")
+        best = await federation.model(version=1)
+        agent.mute_evaluations = False
+        await federation.restart_coordinator()
+        records = await federation.finished()
+        assert [(0, 0.9), (1, 0.5), (2, 0.6)] == [(record.round, record.accuracy) for record in records]
+        assert same_bits(best, await federation.model(version=1))
+        assert [2, 3] == [task.model_version for task in agent.kinds("evaluate")][-2:]
+
+
+@asynchronous
+async def test_a_run_of_an_earlier_version_goes_on_with_its_test(tmp_path: Path) -> None:
+    """There, a round that had made its model was the last one until its test ended."""
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=1, min_clients=1))
+        agent = federation.agent("client-0", accuracies={1: 0.9})
+        agent.mute_evaluations = True
+        await agent.until("evaluate")
+        row = federation.coordinator.store.last_round("night-1")
+        assert ("committed", 0) == (row.status, row.round_num)
+        agent.mute_evaluations = False
+        await federation.restart_coordinator()
+        assert [0.9] == [record.accuracy for record in await federation.finished()]

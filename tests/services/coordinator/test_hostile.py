@@ -248,9 +248,9 @@ async def test_a_profile_a_thousand_times_too_fast_takes_no_work_away(tmp_path: 
 
 
 def expected_budget() -> float:
-    from fedel.core.timing import budget
+    from fedel.core.timing import budget, full_steps
 
-    return budget([trainer.profile for trainer in list(trainers().values())[:3]])
+    return budget(full_steps([trainer.profile for trainer in list(trainers().values())[:3]]))
 
 
 @asynchronous

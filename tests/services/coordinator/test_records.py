@@ -28,8 +28,9 @@ async def test_the_record_of_a_round_says_where_time_and_bytes_went(tmp_path: Pa
         await federation.create(run_config(num_rounds=2, min_clients=2))
         federation.start_agents(2, accuracies={1: 0.25, 2: 0.5})
         first, second = await federation.finished()
-    assert {"download": 0.5, "train": 2.0, "upload": 1.0, "wait": 0.0} == first.clients[0].phases
-    assert {"download", "train", "upload", "wait", "fold", "commit", "evaluate"} == set(first.phases)
+    phases = {"download": 0.5, "probe": 0.0, "train": 2.0, "upload": 1.0, "wait": 0.0}
+    assert phases == first.clients[0].phases
+    assert {*phases, "fold", "commit", "evaluate"} == set(first.phases)
     assert (2.0, 14) == (first.phases["train"], first.bytes_down)
     assert first.bytes_up == sum(entry.bytes_up for entry in first.clients) > 0
     assert ["fake", "fake"] == [entry.device_type for entry in first.clients]

@@ -71,6 +71,32 @@ export function windows(chart, history, numBlocks) {
   chart.setAttribute("aria-label", now ? `round ${now.round}: blocks ${now.window[0]} to ${now.window[1]} of ${numBlocks}` : "no window");
 }
 
+const PHASES = ["download", "probe", "train", "wait", "upload"];
+
+/** A client's seconds in each round, one phase on top of the other; T_th as a dashed line. */
+export function phases(chart, history) {
+  const spent = history.map((h) => (Object.keys(h.phases).length ? h.phases : { train: h.train_seconds }));
+  const [first, last] = history.length ? [history[0].round, history.at(-1).round] : [0, 0];
+  const total = (of) => Object.values(of).reduce((a, b) => a + b, 0);
+  const [px, py] = axes(chart, {
+    x: [first - 0.5, last + 0.5], y: extent([...spent.map(total), ...history.map((h) => h.budget_seconds)], 0), xName: "round", yName: "seconds", whole: true,
+  });
+  const wide = Math.max(1, Math.min(40, px(1) - px(0) - 1)), below = history.map(() => 0);
+  for (const phase of PHASES) {
+    const bars = history.map(({ round }, i) => {
+      const from = below[i], to = (below[i] += spent[i][phase] ?? 0);
+      return `M${(px(round) - wide / 2).toFixed(1)} ${py(to).toFixed(1)}h${wide.toFixed(1)}V${py(from).toFixed(1)}h${(-wide).toFixed(1)}z`;
+    });
+    const path = svg("path", { d: bars.join(""), class: `phase ${phase}` });
+    path.append(svg("title", {}, phase));
+    chart.append(path);
+  }
+  const limit = history.map((h) => `M${(px(h.round) - wide / 2).toFixed(1)} ${py(h.budget_seconds).toFixed(1)}h${wide.toFixed(1)}`);
+  chart.append(svg("path", { d: limit.join(""), class: "limit" }));
+  const now = spent.at(-1);
+  chart.setAttribute("aria-label", now ? `round ${last}: ${PHASES.filter((p) => now[p]).map((p) => `${p} ${now[p].toPrecision(2)} s`).join(", ")}` : "no data yet");
+}
+
 /** Rounds against tensors; `columns` are [round, level of each tensor from 0 to 1]. */
 export function tensorMap(chart, tensors, columns, tell) {
   const width = chart.clientWidth || 300;

@@ -1,6 +1,6 @@
 // The live page: follows one run with server-sent events and draws what changed.
 
-import { lines, tensorMap, windows } from "./charts.js";
+import { lines, phases, tensorMap, windows } from "./charts.js";
 import { Table, against } from "./table.js";
 import { $, blocks, bytes, el, percent, say, seconds, signed, unitOf, windowBar } from "./text.js";
 
@@ -202,17 +202,10 @@ function drawClient() {
     figure("Device", row.device_type || "unknown", `${row.num_samples} samples`),
     figure("Phase", here, `last message ${table.age(row.client)}`),
     figure("Window", windowBar(range, setting.blocks.length), range ? `${blocks(range)} of ${setting.blocks.length}; restarts: ${row.resets}` : "no window"),
-    figure("Training time", against(row)),
+    figure("Time and T_th", against(row)),
   ]);
   windows($("windows"), history, setting.blocks.length);
-  const told = history.filter((h) => !h.missing);
-  lines($("seconds"), {
-    series: [
-      { points: told.map((h) => [h.round, h.train_seconds]), name: "one", label: "training" },
-      { points: told.map((h) => [h.round, h.budget_seconds]), name: "limit", label: "T_th" },
-    ],
-    xName: "round", yName: "seconds", whole: true, x: told.length ? [told[0].round, told[0].round + Math.max(1, told.at(-1).round - told[0].round)] : undefined,
-  });
+  phases($("seconds"), history.filter((h) => !h.missing));
   const columns = history.map((h) => { const mine = new Set(h.selected); return [h.round, setting.tensors.map((t) => (mine.has(t.name) ? 1 : 0))]; });
   tensorMap($("mine"), setting.tensors, columns, (round, tensor, level) => {
     $("mine").nextElementSibling.textContent = `round ${round}, ${tensor.name} (block ${tensor.block}): ${level ? "trained" : "not trained"}`;

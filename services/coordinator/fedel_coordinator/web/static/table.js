@@ -108,13 +108,14 @@ export class Table {
   }
 }
 
-/** Seconds of a client, its budget, and the deviation. */
+/** Seconds of a client that count against its budget, the budget, and the deviation. */
 export function against(row) {
   const text = el("span", {});
-  if (!row.train_seconds) {
+  const spent = row.deviation === null ? row.train_seconds : row.budget_seconds * (1 + row.deviation);
+  if (!spent) {
     text.append("not measured yet");
   } else {
-    text.append(row.budget_seconds ? `${beside(row.train_seconds, row.budget_seconds)} ` : seconds(row.train_seconds));
+    text.append(row.budget_seconds ? `${beside(spent, row.budget_seconds)} ` : seconds(spent));
     if (row.deviation !== null) text.append(el("b", { class: verdict(row.deviation) }, `(${signed(row.deviation)})`));
   }
   return text;

@@ -85,7 +85,7 @@ export function windowBar(range, numBlocks) {
   return made;
 }
 
-/** Training time as a bar of up to twice the budget, with a mark at the budget. */
+/** Time that counts as a bar of up to twice the budget, with a mark at the budget. */
 export function budgetBar(deviation) {
   const made = svg("svg", { class: "budget", viewBox: "0 0 200 1", preserveAspectRatio: "none", "aria-hidden": "true" });
   const line = (from, to, name) => svg("path", { d: `M${from} .5H${to}`, class: name, "stroke-width": 1 });
