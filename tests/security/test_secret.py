@@ -63,6 +63,15 @@ async def empty_call(channel: aio.Channel, method: str) -> Any:
     return await channel.stream_stream(method)(iter([b""])).read()
 
 
+async def answer_to(channel: aio.Channel, method: str) -> tuple[str, str]:
+    """On a busy machine a caller that is still writing may see its stream reset before it sees the status."""
+    for _ in range(5):
+        answer = await refusal(empty_call(channel, method))
+        if answer != ("INTERNAL", ""):
+            break
+    return answer
+
+
 @pytest.mark.parametrize("guess", ["", "a guess of somebody else", "x" * 43])
 @asynchronous
 async def test_every_call_of_a_stranger_is_refused(tmp_path: Path, tls: Tls, guess: str) -> None:
@@ -71,8 +80,7 @@ async def test_every_call_of_a_stranger_is_refused(tmp_path: Path, tls: Tls, gue
             async with with_secret(aio.insecure_channel(address), guess) as channel:
                 for method in CALLS:
                     if service in method or "fedel" not in method:
-                        answer = await refusal(empty_call(channel, method))
-                        assert ("UNAUTHENTICATED", "secret") == answer, method
+                        assert ("UNAUTHENTICATED", "secret") == await answer_to(channel, method), method
 
 
 def test_another_process_is_refused(tmp_path: Path) -> None:
