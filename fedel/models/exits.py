@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from fedel.errors import ModelError
 
 EXIT_FEATURES = 512
-"""At most so many features enter the linear layer of an exit, unless its block has more channels."""
+"""The most features that the linear layer of an exit reads, unless its block has more channels."""
 MOST_CELLS = 25
-"""An exit averages each channel over at most so many parts: 5 x 5 of an image."""
+"""The most parts over which an exit averages a channel: 5 x 5 of an image."""
 
 
 class MeanOverTokens(nn.Module):
