@@ -131,6 +131,7 @@ class BlockModel(nn.Module):
                 raise ModelError(
                     f"tensor '{name}' (block {t.block}) of model {model} has shape {t.shape}, but the values"
                     f" given have {tuple(tensors[name].shape)}; use the same classes, width and options"
+                    + (" (exits with one average per channel: exit_features = 0)" if t.in_exit else "")
                 )
 
 

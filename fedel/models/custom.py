@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from fedel import plugins
 from fedel.errors import ModelError
 from fedel.models.blocks import BlockModel
-from fedel.models.exits import make_exit
+from fedel.models.exits import EXIT_FEATURES, make_exit
 
 JOINS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
 """Layers that have weights and yet join the block before: a conv and its norm are cut nowhere between."""
@@ -26,9 +26,11 @@ def load_model(path: str, sample_input: Tensor | None = None, **options: Any) ->
     return as_model(plugins.load(path, "model", ModelError)(**options), path, sample_input)
 
 
-def as_model(made: Any, name: str, sample_input: Tensor | None) -> BlockModel:
+def as_model(made: Any, name: str, sample_input: Tensor | None, exit_features: int | None = None) -> BlockModel:
     """What a model function returned, as a block model; one that is a block model already stays as it is."""
     if isinstance(made, BlockModel):
+        if exit_features is not None:
+            raise ModelError(f"model '{name}' makes its own exits: leave the option exit_features out")
         return made
     if not isinstance(made, nn.Module):
         raise ModelError(f"'{name}' returned a {type(made).__name__}; it must return a torch.nn.Module")
@@ -37,17 +39,22 @@ def as_model(made: Any, name: str, sample_input: Tensor | None) -> BlockModel:
             f"'{name}' returned a plain module, whose exits need a sample input to be made for; pass"
             " sample_input, or let the function return as_block_model(module, sample_input)"
         )
-    return as_block_model(made, sample_input, name=name)
+    return as_block_model(made, sample_input, name=name, exit_features=exit_features)
 
 
 def as_block_model(
-    module: nn.Module, sample_input: Tensor, num_classes: int | None = None, name: str = "custom"
+    module: nn.Module,
+    sample_input: Tensor,
+    num_classes: int | None = None,
+    name: str = "custom",
+    exit_features: int | None = None,
 ) -> BlockModel:
     """Split an ``nn.Sequential``, or a module with a method ``blocks()``, and make the exits.
 
     Parts without weights, and norms, join the block before them; leading ones the block after. A method
-    ``exits()`` of the module gives its own heads, one for every block but the last. The module's layers
-    become part of the model; they are not copied.
+    ``exits()`` of the module gives its own heads, one for every block but the last; else ``exit_features``
+    says how many averages they read, 0: one of each channel. The module's layers become part of the model;
+    they are not copied.
     """
     blocks = _group(_parts(module, name))
     if len(blocks) < 2:
@@ -64,7 +71,11 @@ def as_block_model(
             f"model '{name}' ends in shape {tuple(logits.shape)}, not in (batch, {num_classes or 'classes'}) or"
             f" (batch, tokens, {num_classes or 'classes'}); change its last block"
         )
-    exits = _own_exits(module, list(blocks), name) or _made_exits(blocks, outputs)
+    exits = _own_exits(module, list(blocks), name)
+    if exits and exit_features is not None:
+        raise ModelError(f"model '{name}' has exits() of its own: leave the option exit_features out")
+    features = EXIT_FEATURES if exit_features is None else exit_features
+    exits = exits or _made_exits(blocks, outputs, features)
     frozen = [
         tensor
         for part, modules in (("blocks", blocks), ("exits", exits))
@@ -179,12 +190,15 @@ def _own_exits(module: nn.Module, blocks: list[str], name: str) -> dict[str, nn.
     return dict(zip(blocks, listed, strict=False))
 
 
-def _made_exits(blocks: Mapping[str, nn.Module], outputs: Sequence[Tensor]) -> dict[str, nn.Module]:
+def _made_exits(
+    blocks: Mapping[str, nn.Module], outputs: Sequence[Tensor], features: int
+) -> dict[str, nn.Module]:
     logits = outputs[-1]
     return {
         block: make_exit(
             out.shape,
             logits.shape[-1],
+            features=features,
             tokens=logits.ndim == 3 or not _ends_in_convolution(module),
             each_token=logits.ndim == 3,
         ).to(out.device)

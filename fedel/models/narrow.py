@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedel.errors import ModelError
 from fedel.models.blocks import BlockModel
+from fedel.models.exits import GridExit
 from fedel.types import Role, Where
 
 
@@ -62,7 +63,10 @@ def narrow(model: BlockModel, width: float) -> tuple[BlockModel, dict[str, Where
         last = name not in small.exits
         flow = _narrow_part(small.blocks[name], f"blocks.{name}", number, flow, width, last, places)
         if not last:
-            _narrow_part(small.exits[name], f"exits.{name}", number, flow, width, True, places)
+            head = small.exits[name]
+            # A block that narrows itself does not say how many channels it has; an exit made for it does.
+            entering = Flow(head.channels, flow.whole) if isinstance(head, GridExit) else flow
+            _narrow_part(head, f"exits.{name}", number, entering, width, True, places)
     narrowed = BlockModel(
         model.spec.name,
         dict(small.blocks.items()),

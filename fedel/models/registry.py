@@ -34,12 +34,14 @@ def build(
     """A new model; its values are drawn from torch's current seed.
 
     ``num_classes`` is that of the data: passed to the model if it has such an option, and always checked.
-    ``sample_input`` is a batch of the data: it sets ``in_channels`` of an image model, and the exits of your
-    own model are made from it.
+    ``sample_input`` is a batch of the data: it sets ``in_channels`` and ``image_size`` of an image model, and
+    the exits of your own model are made from it, with at most ``exit_features`` features.
     """
     function = MODELS[name] if name in MODELS else plugins.find(name, GROUP, "model", ModelError, MODELS)
     taken = inspect.signature(function).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    # The exits of a plain module are made here, not by the function.
+    exit_features = None if "exit_features" in taken else options.pop("exit_features", None)
     for option in options:
         if option not in taken and not open_ended:
             raise ModelError(f"model '{name}' has no option '{option}'; {nearest(option, taken)}")
@@ -47,9 +49,14 @@ def build(
     for option in ("num_classes", "vocab_size"):
         if num_classes is not None and option in taken:
             options.setdefault(option, num_classes)
-    if sample_input is not None and sample_input.ndim == 4 and "in_channels" in taken:
-        options.setdefault("in_channels", sample_input.shape[1])
-    model = as_model(function(**options), name, sample_input)
+    if sample_input is not None and sample_input.ndim == 4:
+        for option, size in (
+            ("in_channels", sample_input.shape[1]),
+            ("image_size", min(sample_input.shape[2:])),
+        ):
+            if option in taken:
+                options.setdefault(option, size)
+    model = as_model(function(**options), name, sample_input, exit_features)
     if num_classes is not None and model.num_classes != num_classes:
         raise ModelError(
             f"model '{name}' has {model.num_classes} classes, but the data has {num_classes};"

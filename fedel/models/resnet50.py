@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from fedel.models.blocks import BlockModel
-from fedel.models.exits import make_exit
+from fedel.models.exits import EXIT_FEATURES, make_exit
 from fedel.models.narrow import keep
 
 DEPTHS = (3, 4, 6, 3)
@@ -46,12 +46,25 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(
-    num_classes: int = 35, in_channels: int = 1, width: float = 1.0, zero_init: bool = False
+    num_classes: int = 35,
+    in_channels: int = 1,
+    width: float = 1.0,
+    zero_init: bool = False,
+    exit_features: int = EXIT_FEATURES,
+    image_size: int = 0,
 ) -> BlockModel:
-    """``width`` scales every channel count; with ``zero_init`` every bottleneck starts as its shortcut."""
-    channels = keep(64, width)
+    """``width`` scales every channel count; with ``zero_init`` every bottleneck starts as its shortcut.
+
+    ``exit_features`` is how many averages the exits read, 0: one of each channel; no grid of them is finer
+    than images of ``image_size`` pixels allow.
+    """
+    channels, side = keep(64, width), -(-image_size // 4)
     blocks: OrderedDict[str, nn.Module] = OrderedDict(stem=_stem(in_channels, channels))
-    exits: OrderedDict[str, nn.Module] = OrderedDict(stem=make_exit((1, channels, 1, 1), num_classes))
+
+    def head(channels: int, side: int) -> nn.Module:
+        return make_exit((1, channels, side, side), num_classes, features=exit_features)
+
+    exits: OrderedDict[str, nn.Module] = OrderedDict(stem=head(channels, side))
     ends = []
     for stage, depth in enumerate(DEPTHS, start=1):
         inner = 64 * 2 ** (stage - 1)
@@ -61,11 +74,11 @@ def resnet50(
             bottleneck = Bottleneck(channels, keep(inner, width), out_channels, stride)
             if zero_init:
                 nn.init.zeros_(bottleneck.bn3.weight)
-            channels = out_channels
+            channels, side = out_channels, -(-side // stride)
             blocks[f"layer{stage}_{i}"] = bottleneck
-            exits[f"layer{stage}_{i}"] = make_exit((1, channels, 1, 1), num_classes)
+            exits[f"layer{stage}_{i}"] = head(channels, side)
         ends.append(len(blocks))
-    blocks["classifier"] = make_exit((1, channels, 1, 1), num_classes)
+    blocks["classifier"] = make_exit((1, channels, 1, 1), num_classes, features=0)
     return BlockModel("resnet50", blocks, exits, num_classes=num_classes, stages=(*ends[:-1], len(blocks)))
 
 

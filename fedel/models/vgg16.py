@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedel.models.blocks import BlockModel
-from fedel.models.exits import make_exit
+from fedel.models.exits import EXIT_FEATURES, make_exit
 from fedel.models.narrow import keep
 
 VGG16_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -22,22 +22,39 @@ def vgg16(
     in_channels: int = 3,
     hidden_layers: Sequence[int] = (),
     feature_size: int = 1,
+    exit_features: int = EXIT_FEATURES,
+    image_size: int = 0,
 ) -> BlockModel:
     """13 convolution blocks and a classifier; ``width`` scales every channel count.
 
     ``hidden_layers``, such as ``(512, 512)``, adds fully connected blocks before the classifier; they read
-    ``feature_size`` x ``feature_size`` averages of each channel.
+    ``feature_size`` x ``feature_size`` averages of each channel. ``exit_features`` is how many averages the
+    exits read, 0: one of each channel; no grid of them is finer than images of ``image_size`` pixels allow.
     """
     return _vgg(
-        "vgg16", VGG16_STAGES, num_classes, batch_norm, width, in_channels, tuple(hidden_layers), feature_size
+        "vgg16",
+        VGG16_STAGES,
+        num_classes,
+        batch_norm,
+        width,
+        in_channels,
+        exit_features,
+        image_size,
+        tuple(hidden_layers),
+        feature_size,
     )
 
 
 def small_cnn(
-    num_classes: int = 10, in_channels: int = 1, width: float = 1.0, batch_norm: bool = False
+    num_classes: int = 10,
+    in_channels: int = 1,
+    width: float = 1.0,
+    batch_norm: bool = False,
+    exit_features: int = EXIT_FEATURES,
+    image_size: int = 0,
 ) -> BlockModel:
     """6 convolution blocks and a classifier, 72 thousand parameters, for images of 8x8 to 32x32."""
-    return _vgg("cnn", SMALL_STAGES, num_classes, batch_norm, width, in_channels, (), 1)
+    return _vgg("cnn", SMALL_STAGES, num_classes, batch_norm, width, in_channels, exit_features, image_size)
 
 
 def _vgg(
@@ -47,18 +64,21 @@ def _vgg(
     batch_norm: bool,
     width: float,
     in_channels: int,
-    hidden_layers: tuple[int, ...],
-    feature_size: int,
+    exit_features: int,
+    image_size: int,
+    hidden_layers: tuple[int, ...] = (),
+    feature_size: int = 1,
 ) -> BlockModel:
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
     exits: OrderedDict[str, nn.Module] = OrderedDict()
-    ends, channels = [], in_channels
+    ends, channels, side = [], in_channels, image_size
     for s, sizes in enumerate(stages, start=1):
         for i, size in enumerate(sizes, start=1):
             block = f"conv{s}_{i}"
-            blocks[block] = _conv_block(channels, keep(size, width), batch_norm, pool=i == len(sizes))
-            channels = keep(size, width)
-            exits[block] = make_exit((1, channels, 1, 1), num_classes)
+            pool = i == len(sizes)
+            blocks[block] = _conv_block(channels, keep(size, width), batch_norm, pool)
+            channels, side = keep(size, width), -(-side // 2) if pool else side
+            exits[block] = make_exit((1, channels, side, side), num_classes, features=exit_features)
         ends.append(len(blocks))
 
     entry = OrderedDict[str, nn.Module](pool=nn.AdaptiveAvgPool2d(feature_size), flatten=nn.Flatten())

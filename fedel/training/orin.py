@@ -3,8 +3,9 @@
 The figures are TensorFlow's, batch 4, so three things are inferred: Keras gives ResNet50's convolutions a
 bias, whose time is added to the kernel; a norm's tensors are free to update and the way through is charged
 to its shift, as in ElasticTrainer; and early exits, which were not measured, are taken to cost what the
-network's own classifier does. VGG16 was measured without batch norm; with it, the norms are taken to cost
-nothing. Narrowed models were not measured either: ``widths`` is empty.
+network's own classifier does, which reads at least as many features as the exits do by default. VGG16 was
+measured without batch norm; with it, the norms are taken to cost nothing. Narrowed models were not measured
+either: ``widths`` is empty.
 """
 
 from __future__ import annotations

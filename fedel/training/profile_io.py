@@ -46,10 +46,12 @@ def load_profile(path: Path, spec: ModelSpec | None = None) -> TimingProfile:
 
 
 def check_profile(profile: TimingProfile, spec: ModelSpec, where: str = "the timing profile") -> None:
-    """Raise ProfileError unless the profile names exactly the weights and blocks of ``spec``."""
+    """Raise ProfileError unless the profile names exactly the weights and blocks of ``spec``, and was measured
+    with exits of the same size, if it says so."""
     measured = [(t.name, t.block) for t in profile.tensors]
     wanted = [(t.name, t.block) for t in spec.weights]
     if measured == wanted and len(profile.blocks) == spec.num_blocks:
+        _check_exits(profile, spec, where)
         return
     odd = next((name for name, _ in wanted if name not in profile.by_name), None)
     odd = odd or next((name for name, _ in measured if name not in spec.by_name), None)
@@ -59,6 +61,17 @@ def check_profile(profile: TimingProfile, spec: ModelSpec, where: str = "the tim
         + (f" (first difference: '{odd}')" if odd else "")
         + f"; make one of this model with {_HINT}"
     )
+
+
+def _check_exits(profile: TimingProfile, spec: ModelSpec, where: str) -> None:
+    sizes = zip(spec.block_names, profile.exit_sizes, spec.exit_sizes, strict=False)
+    for block, measured, wanted in sizes:
+        if measured != wanted:
+            raise ProfileError(
+                f"{where} was measured with other exits: the one after block '{block}' had {measured:,} values,"
+                f" in this model it has {wanted:,}; make one of this model with {_HINT}, for the same input,"
+                " classes, width and exit_features"
+            )
 
 
 _BLOCK_PARTS = ("forward", "exit_forward", "exit_backward", "frozen_forward")
@@ -89,6 +102,7 @@ def _parse(record: Any) -> TimingProfile:
         calibration=_seconds(record, "calibration"),
         source=str(record["source"]),
         memory=_memory(record.get("memory"), len(record["blocks"])),
+        exit_sizes=tuple(map(int, record.get("exit_sizes", ()))),
     )
     if not profile.tensors or any(not 1 <= t.block <= len(profile.blocks) for t in profile.tensors):
         raise ValueError("a tensor stands in a block that is not there")

@@ -166,6 +166,7 @@ def _assemble(bench: Bench, widths: Sequence[float]) -> TimingProfile:
         widths=tuple(_width(bench, width) for width in widths),
         overhead_seconds=loss + bare + median("fetch"),
         calibration=calibration,
+        exit_sizes=spec.exit_sizes,
     )
 
 

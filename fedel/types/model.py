@@ -88,6 +88,12 @@ class ModelSpec:
         """Bytes of the whole model on the wire."""
         return 4 * sum(t.size for t in self.tensors)
 
+    @cached_property
+    def exit_sizes(self) -> tuple[int, ...]:
+        """Number of values in the exit after each block; 0 where there is none."""
+        blocks = range(1, self.num_blocks + 1)
+        return tuple(sum(t.size for t in self.tensors if t.in_exit and t.block == b) for b in blocks)
+
     def weights_in(self, end: int, front: int) -> tuple[TensorSpec, ...]:
         """The weights of blocks ``end`` to ``front``, both included."""
         return tuple(t for t in self.weights if end <= t.block <= front)

@@ -112,6 +112,8 @@ class TimingProfile:
     source: str = "measured"
     memory: MemoryUse | None = None
     """None where it was not measured."""
+    exit_sizes: tuple[int, ...] = ()
+    """The model's, when it was measured; empty where they are not known. In files only, never sent."""
 
     @property
     def memory_limit_bytes(self) -> int:

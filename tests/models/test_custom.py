@@ -113,7 +113,8 @@ def test_one_dimensional_convolutions_are_pooled_over_time() -> None:
     )
     x = torch.randn(2, 2, 16)
     model = as_block_model(module, x)
-    assert model.spec.by_name["exits.block1.linear.weight"].shape == (4, 5)
+    assert model.spec.by_name["exits.block1.linear.weight"].shape == (4, 5 * 14), "no more than there are"
+    assert model.spec.by_name["exits.block2.linear.weight"].shape == (4, 6)
     assert shapes(model, x) == 3 * [(2, 4)]
 
 
@@ -157,6 +158,31 @@ def test_users_own_exits_are_taken() -> None:
     for exits in (heads, dict(zip(parts, heads, strict=False))):
         model = as_block_model(Parts(parts, exits=exits), torch.randn(2, 4))
         assert model.spec.by_name["exits.first.0.weight"].shape == (9, 6)
+
+
+def test_made_exits_have_as_many_features_as_asked_for() -> None:
+    x = torch.randn(2, 1, 8, 8)
+
+    def features(**options: int) -> list[int]:
+        spec = as_block_model(cnn(), x, **options).spec
+        return [t.shape[1] for t in spec.tensors if t.name.startswith("exits.") and t.name.endswith(".weight")]
+
+    assert features() == [4 * 9, 6]
+    assert features(exit_features=16) == [4 * 4, 6]
+    assert features(exit_features=0) == [4, 6]
+
+
+def test_the_option_exit_features_of_a_job_reaches_an_own_model() -> None:
+    path, x = "tests.models.test_custom:cnn", torch.randn(2, 1, 8, 8)
+    assert build(path, sample_input=x, exit_features=0).spec.by_name["exits.block1.linear.weight"].shape == (
+        3,
+        4,
+    )
+
+
+def test_own_exits_do_not_take_the_option_exit_features() -> None:
+    with pytest.raises(ModelError, match=r"has exits\(\) of its own"):
+        as_block_model(Parts(linear(4, 6, 2), exits=[nn.Linear(6, 2)]), torch.randn(2, 4), exit_features=0)
 
 
 def linear(*sizes: int) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from torch import nn
 from fedel.errors import ModelError
 from fedel.models import BlockModel, as_block_model, build
 from fedel.models.albert import albert
-from fedel.models.narrow import keep
+from fedel.models.narrow import cut, keep
 from fedel.types import Where
 
 
@@ -28,6 +28,29 @@ def flattening_cnn() -> BlockModel:
     return as_block_model(module, torch.randn(2, 3, 8, 8))
 
 
+class NarrowsItself(nn.Module):
+    """A convolution that FedEL knows nothing of."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(x, self.weight, padding=1).relu()
+
+    def narrow_(self, width: float) -> dict[str, Where]:
+        kept = slice(0, keep(self.weight.shape[0], width))
+        return {"weight": cut(self, "weight", (kept, *3 * (slice(None),)))}
+
+
+def self_narrowing_cnn() -> BlockModel:
+    module = nn.Sequential(
+        *(NarrowsItself(3, 7), nn.Conv2d(7, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(5, 4),
+    )
+    return as_block_model(module, torch.randn(2, 3, 8, 8))
+
+
 CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "vgg16": (lambda: build("vgg16", width=1 / 8), (3, 32, 32)),
     "vgg16 with batch norm": (lambda: build("vgg16", width=1 / 8, batch_norm=True), (3, 32, 32)),
@@ -37,6 +60,11 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     ),
     "resnet50": (lambda: build("resnet50", width=1 / 8), (1, 32, 32)),
     "own, flattening and depthwise": (flattening_cnn, (3, 8, 8)),
+    "own, narrowing itself": (self_narrowing_cnn, (3, 8, 8)),
+    "cnn, one average per channel": (
+        lambda: build("cnn", width=0.5, exit_features=0),
+        (1, 14, 14),
+    ),
 }
 
 
@@ -99,7 +127,7 @@ def test_channels_are_the_first_rounded_up_and_input_and_classes_stay() -> None:
     assert shapes["blocks.conv1_1.conv.weight"] == (3, 3, 3, 3)
     assert shapes["blocks.conv5_3.conv.weight"] == (20, 20, 3, 3)
     assert shapes["blocks.classifier.linear.weight"] == (7, 20)
-    assert shapes["exits.conv2_1.linear.weight"] == (7, 5)
+    assert shapes["exits.conv2_1.linear.weight"] == (7, 5 * 25)
     assert places["blocks.conv2_1.conv.weight"] == (slice(0, 5), slice(0, 3))
     assert places["blocks.classifier.linear.bias"] is None
 

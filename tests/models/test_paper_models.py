@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedel.errors import ModelError
 from fedel.models import BlockModel, build
+from fedel.models.exits import EXIT_FEATURES, exit_grid
 
 
 def counted(name: str, **options: Any) -> BlockModel:
@@ -64,12 +67,66 @@ def test_vgg16_parameters_block_by_block() -> None:
 
 
 def test_exit_widths() -> None:
-    def widths(name: str) -> list[int]:
-        spec = counted(name).spec
+    def widths(name: str, **options: Any) -> list[int]:
+        spec = counted(name, **options).spec
         return [t.shape[1] for t in spec.tensors if t.name.startswith("exits.") and t.name.endswith(".weight")]
 
-    assert widths("vgg16") == [64, 64, 128, 128, 256, 256, 256] + 6 * [512]
-    assert widths("resnet50") == [64] + 3 * [256] + 4 * [512] + 6 * [1024] + 3 * [2048]
+    assert widths("vgg16", exit_features=0) == [64, 64, 128, 128, 256, 256, 256] + 6 * [512]
+    assert widths("vgg16") == 2 * [4 * 64] + 2 * [4 * 128] + 3 * [256] + 6 * [512]
+    assert widths("resnet50", exit_features=0) == [64] + 3 * [256] + 4 * [512] + 6 * [1024] + 3 * [2048]
+    assert widths("resnet50") == [4 * 64] + 3 * [256] + 4 * [512] + 6 * [1024] + 3 * [2048]
+    assert widths("cnn") == 2 * [25 * 16] + 2 * [16 * 32] + 2 * [4 * 64]
+    assert widths("cnn", exit_features=128) == 2 * [4 * 16] + 2 * [4 * 32] + 2 * [64]
+
+
+@pytest.mark.parametrize("size", [7, 8, 14, 28, 33])
+@pytest.mark.parametrize(("name", "channels"), [("cnn", 1), ("vgg16", 3), ("resnet50", 1)])
+def test_no_exit_has_a_finer_grid_than_its_block_has_positions(name: str, channels: int, size: int) -> None:
+    x = torch.randn(2, channels, size, size)
+    model = build(name, sample_input=x, width=1 / 16).eval()
+    finest = []
+    for number, block in enumerate(model.block_names[:-1], start=1):
+        x = model.run(x, number, number)
+        grid = model.exits[block].pool.output_size
+        assert grid == exit_grid(x.shape, EXIT_FEATURES)
+        finest.append(grid[0] == x.shape[-1])
+    assert any(finest)
+    assert model.blocks["classifier"].linear.in_features == model.exits[block].channels
+
+
+def test_exits_take_any_image_when_its_size_is_not_known() -> None:
+    for size in (8, 40):
+        assert {logits.shape for logits in build("cnn").all_exits(torch.randn(2, 1, size, size))} == {(2, 10)}
+
+
+@pytest.mark.parametrize("exit_features", [0, 512])
+def test_every_exit_starts_near_the_loss_of_a_guess(exit_features: int) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 1, 28, 28), torch.arange(64) % 10
+    model = build("cnn", sample_input=x, batch_norm=True, exit_features=exit_features)
+    for logits in model.all_exits(x):
+        assert abs(nn.functional.cross_entropy(logits, y).item() - math.log(10)) < 0.6
+
+
+def test_an_exit_sees_where_something_is() -> None:
+    """One average per channel is the same for an image and the image upside down."""
+    torch.manual_seed(0)
+    h = torch.randn(1, 16, 14, 14)
+    for exit_features, sees in ((0, False), (512, True)):
+        model = build("cnn", exit_features=exit_features)
+        assert sees is not torch.allclose(model.exit(1, h), model.exit(1, h.flip(2)), atol=1e-5)
+
+
+def test_bad_exit_features_are_named() -> None:
+    with pytest.raises(ModelError, match="exit_features is -1"):
+        build("cnn", exit_features=-1)
+    with pytest.raises(ModelError, match="'albert' makes its own exits: leave the option exit_features out"):
+        counted("albert", exit_features=0)
+
+
+def test_weights_saved_with_other_exits_say_which_option_to_use() -> None:
+    with pytest.raises(ModelError, match=r"'exits\.conv1_1\.linear\.weight'.*exit_features = 0"):
+        build("cnn").load(build("cnn", exit_features=0).tensors())
 
 
 def test_a_bottlenecks_projection_stands_beside_conv1() -> None:

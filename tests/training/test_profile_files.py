@@ -90,6 +90,25 @@ def test_a_profile_of_another_model_is_refused_by_its_first_difference(
         load_profile(tmp_path / "p.json", make_model().spec)
 
 
+def test_a_profile_measured_with_other_exits_is_refused(tmp_path: Path, orin: TimingProfile) -> None:
+    with torch.device("meta"):
+        before, now = vgg16(exit_features=0).spec, vgg16().spec
+    save_profile(replace(orin, exit_sizes=before.exit_sizes), tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json", before).exit_sizes[:3] == (650, 650, 1290)
+    with pytest.raises(
+        ProfileError, match=r"'conv1_1' had 650 values, in this model it has 2,570;.*exit_features"
+    ):
+        load_profile(tmp_path / "p.json", now)
+
+
+def test_no_exit_reads_more_than_the_classifier_whose_time_it_is_given(
+    vgg_spec: ModelSpec, resnet_spec: ModelSpec
+) -> None:
+    for spec in (vgg_spec, resnet_spec):
+        classifier = sum(t.size for t in spec.weights_in(spec.num_blocks, spec.num_blocks))
+        assert max(spec.exit_sizes) <= classifier
+
+
 def test_orin_vgg16_blocks_are_the_published_ones(orin: TimingProfile) -> None:
     published = [260.1, 760.4, 438.5, 669.3, 676.6, 1414.4, 1476.1, 2690.2, 5371.7, 5494.8, 5306.4, 5311.0]
     micro = [seconds * 1e6 for seconds in block_seconds(orin)]

@@ -37,6 +37,13 @@ def test_every_weight_and_block_is_measured_in_forward_order(measured: TimingPro
     assert measured.batch_size == 16
 
 
+def test_a_measurement_remembers_the_size_of_the_exits_it_was_made_with(measured: TimingProfile) -> None:
+    spec = make_model().spec
+    assert measured.exit_sizes == spec.exit_sizes
+    assert min(spec.exit_sizes[:-1]) > 0
+    assert spec.exit_sizes[-1] == 0
+
+
 def test_times_are_not_negative_and_work_takes_time(measured: TimingProfile) -> None:
     assert all(t.grad_seconds >= 0 and t.update_seconds >= 0 for t in measured.tensors)
     assert all(b.forward_seconds > 0 and b.frozen_forward_seconds > 0 for b in measured.blocks)
