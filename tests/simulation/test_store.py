@@ -128,8 +128,8 @@ def test_a_run_goes_on_only_with_another_number_of_rounds(tmp_path):
 
 
 def test_a_model_is_kept_under_its_own_name(tmp_path):
-    play(run_config(num_rounds=2), fleet(3), folder=tmp_path)
-    RunFolder(tmp_path).keep("best.safetensors", 2)
+    played = play(run_config(num_rounds=2), fleet(3), folder=tmp_path)
+    RunFolder(tmp_path).keep("best.safetensors", played.checkpoint)
     newest = (tmp_path / "state" / "model-2.safetensors").read_bytes()
     assert newest == (tmp_path / "best.safetensors").read_bytes()
 
