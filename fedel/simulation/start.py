@@ -151,6 +151,7 @@ def _result(session: Session, records: Sequence[RoundRecord]) -> RunResult:
         records=records,
         wall_seconds=sum(record.wall_seconds or 0.0 for record in records),
         virtual=True,
+        average=planner.run.server.average,
         versions={"torch": importlib.metadata.version("torch")},
         **session.facts,
     )
