@@ -48,7 +48,7 @@ def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
             f"[protection]: '{strategy.name}' has a fold of its own; only clip_norm works with it. The other "
             "options replace the mean of a method that takes one, such as fedel or fedavg"
         )
-    if isinstance(fold, MeanFold) and fold.damping:
+    if isinstance(fold, MeanFold) and fold.damping and not protection.secure:
         _check_damping(strategy, fold.damping, protection)
     if protection.secure and strategy.sends_parts:
         raise ConfigError(
@@ -64,11 +64,6 @@ def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
 
 
 def _check_damping(strategy: Strategy, damping: float, protection: Protection) -> None:
-    if protection.secure:
-        raise ConfigError(
-            f"[protection] secure: '{strategy.name}' counts tensors that were not sent, and of these there is"
-            " no sum; set strategy.mask_aware = true (pyramidfl), or strategy.damping = 0"
-        )
     by_value = protection.fold != "mean" and strategy.sends_parts
     if damping < 1 or by_value:
         replacing = "noise_multiplier" if protection.noise_multiplier else f"fold = '{protection.fold}'"
@@ -96,10 +91,11 @@ def protected_fold(
     fold = strategy.fold(spec)
     if protection == Protection() or start is None:
         return fold
-    if protection.secure and start.comes_masked:
-        return MaskedFold(spec, strategy.weighting)
     if protection.secure:
-        return SecureFold(spec, strategy.weighting, start.round_num, start.secret)
+        assert isinstance(fold, MeanFold), "check() was called"
+        if start.comes_masked:
+            return MaskedFold(spec, strategy.weighting, fold.damping)
+        return SecureFold(spec, strategy.weighting, start.round_num, start.secret, fold.damping)
     limit = protection.clip_norm * math.sqrt(start.share)
     clip = Clip(start.model, limit) if limit else None
     if protection.noise_multiplier:

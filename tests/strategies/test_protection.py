@@ -176,7 +176,7 @@ def test_pyramidfl_counts_the_absent_as_no_change() -> None:
 PRIVATE = {"clip_norm": 1.0, "noise_multiplier": 2.0, "num_expected": 4}
 
 
-@pytest.mark.parametrize("protection", [{"fold": "median"}, {"secure": True}, PRIVATE])
+@pytest.mark.parametrize("protection", [{"fold": "median"}, PRIVATE])
 def test_what_damping_does_not_go_with(protection: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"damping"):
         check(build({"name": "fedel", "damping": 0.5}), SPEC, Protection(**protection))
