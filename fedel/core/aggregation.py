@@ -159,12 +159,13 @@ class MaskedMean:
         sum_ = self._sums.tensors.get(name)
         if sum_ is None:
             return old
-        if not self._damping and sum_.part_weights is None:
-            return sum_.whole_mean(old.dtype)
         weights = sum_.weights()
+        step = _step(weights, self._weight, self._damping) if self._damping else None
+        if sum_.part_weights is None:
+            mean = sum_.whole_mean(old.dtype)
+            return mean if step is None else mixed(mean, old, float(step))
         mean = _divide(sum_.total(), weights, old)
-        if self._damping:
-            step = _step(weights, self._weight, self._damping)
+        if step is not None:
             mean = np.where(step > 0, step * mean + (1 - step) * old, old)
         return mean.astype(old.dtype)
 
@@ -244,6 +245,24 @@ class _Weights:
             return np.asarray(whole[0]), np.asarray(whole[1])
         parts = [part.sums().reshape(self._shape) * 2.0**-COUNT_BITS for part in self._parts]
         return parts[0] + whole[0], parts[1] + whole[1]
+
+
+def mixed(new: Array, old: Array, part: float) -> Array:
+    """``part`` of the new values and the rest of the old ones; all of the new ones are these to the bit.
+
+    In chunks, so that the float64 scratch never grows with the tensor.
+
+    >>> mixed(np.array([4.0]), np.array([8.0]), 0.25).tolist()
+    [7.0]
+    """
+    between = np.empty(new.shape, new.dtype)
+    flat, flat_new, flat_old = between.reshape(-1), new.reshape(-1), old.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        piece = slice(start, start + CHUNK)
+        scaled = np.multiply(flat_new[piece], part, dtype=np.float64)
+        scaled += np.multiply(flat_old[piece], 1 - part, dtype=np.float64)
+        flat[piece] = scaled
+    return between
 
 
 def _step(weights: Array | float, all_weights: Fraction, damping: float) -> NDArray[np.float64]:

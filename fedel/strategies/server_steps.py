@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedel.core.aggregation import mixed
 from fedel.job import Server
 from fedel.types import Array, Fold, Folded, Tensors
 
@@ -57,8 +58,8 @@ class ServerSteps:
         """Of a tensor that no round has changed so far there is nothing to average."""
         if new is old and AVERAGE + name not in kept:
             return
-        before, part = kept.get(AVERAGE + name, old), newest_part(self.server.average, self.round_num)
-        kept[AVERAGE + name] = (np.float64(part) * new + np.float64(1 - part) * before).astype(new.dtype)
+        before = kept.get(AVERAGE + name, old)
+        kept[AVERAGE + name] = mixed(new, before, newest_part(self.server.average, self.round_num))
 
 
 def newest_part(average: float, round_num: int) -> float:
