@@ -24,6 +24,7 @@ from fedel.files import write_atomic
 from fedel.records import RoundRecord
 from fedel.roles.planner import Handover, memory_of
 from fedel.serialisation import from_json, to_json
+from fedel.simulation.job import SimulationConfig
 from fedel.strategies.server_steps import averages
 from fedel.types import Array, Memory, Tensors
 
@@ -190,7 +191,10 @@ def _shortened(held: Array) -> int | list[int]:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    was, wanted = (dict(_leaves(json.loads(json.dumps(table)))) for table in (before, now))
+    tables = (before, now, SimulationConfig().table())
+    was, wanted, defaults = (dict(_leaves(json.loads(json.dumps(table)))) for table in tables)
+    # A setting that the release which started the run did not have yet was at its default.
+    was |= {key: defaults[key] for key in wanted.keys() & defaults.keys() - was.keys()}
     for key in sorted(was.keys() | wanted.keys()):
         if key.removeprefix("rounds.") not in _FREE_TO_CHANGE and was.get(key) != wanted.get(key):
             raise ConfigError(
