@@ -133,6 +133,22 @@ class Protection:
 
 
 @dataclass(frozen=True)
+class Server:
+    """What becomes of the mean of a round, whatever the method (docs/server.md)."""
+
+    average: float = 0.0
+    """The share of an average over versions that stays in each round, such as 0.75. The average is what is
+    tested and published; clients train the newest version. 0: that version is tested and published itself."""
+    momentum: float = 0.0
+    """The share of the last step of the model that each step has in addition (FedAvgM); 0: none."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("average", self.average), ("momentum", self.momentum)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} = {value:g}: at least 0, which switches it off, and below 1")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A job."""
 
@@ -145,6 +161,7 @@ class RunConfig:
     work: LocalWork = field(default_factory=LocalWork)
     upload: UploadSettings = field(default_factory=UploadSettings)
     protection: Protection = field(default_factory=Protection)
+    server: Server = field(default_factory=Server)
     trainer: str = "fedel.training.factory:make_trainer"
     """The function that builds the trainer on a device: ``package.module:function``."""
 

@@ -201,6 +201,8 @@ class RunResult:
     """Digest of how a simulation split the data."""
     epsilon: float | None = None
     """Of the last round."""
+    average: float = 0.0
+    """``server.average`` of the run. Above 0, accuracies are those of an average over versions."""
 
     def to_json(self) -> str:
         return to_json(self, pretty=True) + "\n"
@@ -246,6 +248,7 @@ def run_result(
     versions: Mapping[str, str] | None = None,
     profile: Mapping[str, str] | None = None,
     partition: str = "",
+    average: float = 0.0,
 ) -> RunResult:
     """What the rounds of a run come to; ``virtual`` if they were simulated."""
     tested = [record for record in records if record.accuracy is not None]
@@ -280,4 +283,5 @@ def run_result(
         profile=profile or {},
         partition=partition,
         epsilon=records[-1].epsilon if records else None,
+        average=average,
     )

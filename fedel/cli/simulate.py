@@ -102,6 +102,7 @@ def _summary(result: RunResult) -> str:
     said = "no test data, so no accuracy" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
     if result.best_accuracy is not None and result.best_round is not None:
         said += f" (best {100 * result.best_accuracy:.2f} % in round {result.best_round + 1})"
+        said += f" of an average over versions ({result.average:g})" if result.average else ""
     return (
         f"{result.strategy}: {said} after {result.rounds} rounds, "
         f"{_duration(result.virtual_seconds or 0.0)} on the virtual clock ({result.scope}), "

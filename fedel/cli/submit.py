@@ -44,6 +44,7 @@ async def create(
             job.rounds.late,
             asdict(job.protection),
             asdict(job.upload),
+            asdict(job.server),
         )
         for shard, names in zip(shards, assign(spec, len(shards)), strict=True):
             async with connect(shard, tls) as bulk:
@@ -114,14 +115,17 @@ async def look(address: str, run: str, tls: Tls | None = None) -> pb.RunStatus:
 
 
 async def save_model(address: str, run: str, path: Path, tls: Tls | None = None) -> None:
-    """Write the newest model of a run as safetensors."""
+    """Write the newest model of a run as safetensors; its average, where the run has one."""
     tensors: dict[str, Array] = {}
     async with connect(address, tls) as channel:
         stub = CoordinatorServiceStub(channel)
         shards = (await _answer_of(address, stub.ListAggregators(pb.ListAggregatorsRequest()))).addresses
     for shard in shards:
         async with connect(shard, tls) as bulk:
-            tensors.update((await _answer_of(shard, fetch_model(AggregatorServiceStub(bulk), run))).tensors)
+            aggregator = AggregatorServiceStub(bulk)
+            newest = await _answer_of(shard, fetch_model(aggregator, run))
+            averaged = await _answer_of(shard, fetch_model(aggregator, run, newest.version, average=True))
+            tensors |= newest.tensors | averaged.tensors
     save_file(dict(tensors), path)
 
 

@@ -111,6 +111,10 @@ class Sums:
 class MaskedMean:
     """The mean of every value over the clients that trained it; what nobody trained stays, to the bit.
 
+    With ``damping`` a value moves ``share ** damping`` of the way to that mean, where ``share`` is the weight
+    of the clients that trained it over the weight of all clients of the round. 0 is the plain mean; with 1 a
+    client that did not send a value counts as if it had sent the old one.
+
     >>> model = {"a": np.zeros(2), "b": np.zeros(2), "c": np.array([7.0, 8.0])}
     >>> mean = MaskedMean()
     >>> mean.add({"a": Patch(np.array([1.0, 2.0]))})
@@ -124,13 +128,12 @@ class MaskedMean:
         self,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
         weighted: bool = False,
-        absent_counts: bool = False,
+        damping: float = 0.0,
     ) -> None:
-        """``shapes`` of the full tensors are needed where patches cover parts. With ``absent_counts`` a client
-        that did not send a tensor counts as if it had sent the old value (PyramidFL's zero deltas)."""
+        """``shapes`` of the full tensors are needed where patches cover parts."""
         self._sums = Sums(WEIGHTED_BITS if weighted else UNIT_BITS)
         self._sums.expect(shapes or {})
-        self._absent_counts = absent_counts
+        self._damping = damping
         self.bits = self._sums.bits
         self._weight = Fraction(0)
 
@@ -156,13 +159,14 @@ class MaskedMean:
         sum_ = self._sums.tensors.get(name)
         if sum_ is None:
             return old
-        if self._absent_counts:
-            missing = float(self._weight) - sum_.weights()
-            mean = (sum_.total() + old * missing) / float(self._weight)
-        elif sum_.part_weights is None:
-            return sum_.whole_mean(old.dtype)
-        else:
-            mean = _divide(sum_.total(), sum_.weights(), old)
+        weights = sum_.weights()
+        step = _step(weights, self._weight, self._damping) if self._damping else None
+        if sum_.part_weights is None:
+            mean = sum_.whole_mean(old.dtype)
+            return mean if step is None else mixed(mean, old, float(step))
+        mean = _divide(sum_.total(), weights, old)
+        if step is not None:
+            mean = np.where(step > 0, step * mean + (1 - step) * old, old)
         return mean.astype(old.dtype)
 
 
@@ -177,8 +181,10 @@ class NormalisedMean:
     -0.666667
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None = None, damping: float = 0.0) -> None:
+        """``damping`` as in ``MaskedMean``."""
         self._scaled = Sums(WEIGHTED_BITS)
+        self._damping, self._weight = damping, Fraction(0)
         self._shapes = shapes or {}
         self._scaled.expect(self._shapes)
         self._weights: dict[str, _Weights] = {}
@@ -193,6 +199,7 @@ class NormalisedMean:
                     f"tensor '{name}': {effective_steps:g} effective steps are too many to sum up exactly",
                 )
         self._scaled.add(patches, weight / effective_steps)
+        self._weight += Fraction(weight)
         for name, patch in patches.items():
             shape = self._shapes.get(name, patch.values.shape)
             self._weights.setdefault(name, _Weights(shape)).add(weight, effective_steps, patch.where)
@@ -209,6 +216,8 @@ class NormalisedMean:
         weight, steps = self._weights[name].sums()
         change = old * sum_.weights() - sum_.total()
         factor = _divide(steps, weight * weight, np.zeros(()))
+        if self._damping:
+            factor = factor * _step(weight, self._weight, self._damping)
         return (old - factor * change).astype(old.dtype)
 
 
@@ -236,6 +245,33 @@ class _Weights:
             return np.asarray(whole[0]), np.asarray(whole[1])
         parts = [part.sums().reshape(self._shape) * 2.0**-COUNT_BITS for part in self._parts]
         return parts[0] + whole[0], parts[1] + whole[1]
+
+
+def mixed(new: Array, old: Array, part: float) -> Array:
+    """``part`` of the new values and the rest of the old ones; all of the new ones are these to the bit.
+
+    In chunks, so that the float64 scratch never grows with the tensor.
+
+    >>> mixed(np.array([4.0]), np.array([8.0]), 0.25).tolist()
+    [7.0]
+    """
+    between = np.empty(new.shape, new.dtype)
+    flat, flat_new, flat_old = between.reshape(-1), new.reshape(-1), old.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        piece = slice(start, start + CHUNK)
+        scaled = np.multiply(flat_new[piece], part, dtype=np.float64)
+        scaled += np.multiply(flat_old[piece], 1 - part, dtype=np.float64)
+        flat[piece] = scaled
+    return between
+
+
+def _step(weights: Array | float, all_weights: Fraction, damping: float) -> NDArray[np.float64]:
+    """The share of the way that a damped value moves; ``weights`` are of the clients that trained it.
+
+    Machines compute powers that differ in the last bit of 52: it is rounded away.
+    """
+    share = np.asarray(weights, np.float64) / float(all_weights)
+    return np.power(share, damping).astype(np.float32).astype(np.float64)
 
 
 def _divide(total: Array, weight: Array | float, otherwise: Array) -> Array:

@@ -99,10 +99,21 @@ def verdicts(runs: Sequence[StoredRun]) -> list[str]:
     return sentences
 
 
+def averaged(runs: Sequence[StoredRun]) -> list[str]:
+    """Sentences about runs whose accuracies are not those of single versions."""
+    shares = [(run.strategy, run.settings.get("server", {}).get("average", 0.0)) for run in runs]
+    return [
+        f"The tested model of {strategy} is an average over versions, of which {100 * share:g} % stays in each"
+        f" round ([server] average = {share:g})."
+        for strategy, share in shares
+        if share
+    ]
+
+
 def write(runs: Sequence[StoredRun], directory: Path, title: str = "") -> Path:
     """Write ``report.html`` and ``report.md``; returns the page's path."""
     title = title or " and ".join(dict.fromkeys(run.strategy for run in runs))
-    table, sentences = rows(runs), verdicts(runs)
+    table, sentences = rows(runs), verdicts(runs) + averaged(runs)
     pictures = [(name, plots.draw(picture, runs), note) for name, picture, note in PICTURES]
     page = directory / "report.html"
     page.write_text(_html(title, table, sentences, pictures, runs), encoding="utf-8")

@@ -16,12 +16,13 @@ import numpy as np
 from fedel.core.importance import global_change
 from fedel.core.secure_server import Opened
 from fedel.errors import UpdateRefused, VersionRefused
-from fedel.job import Protection
+from fedel.job import Protection, Server
 from fedel.roles.gate import objection_to_report, weighed
 from fedel.strategies.masked_fold import MaskedFold, masked_spec
 from fedel.strategies.protection import RoundStart, protected_fold
 from fedel.strategies.secure_fold import SecureFold
-from fedel.types import ModelSpec, Participant, Report, Strategy, Tensors, Update
+from fedel.strategies.server_steps import ServerSteps
+from fedel.types import ModelSpec, Participant, Report, Role, Strategy, Tensors, Update
 
 
 class Content(NamedTuple):
@@ -215,7 +216,7 @@ class Closed:
 
     model: Tensors
     state: Tensors
-    """Server-side tensors of the strategy."""
+    """Server-side tensors, of the strategy and of ``[server]``."""
     global_importance: dict[str, float]
     """Squared change of each tensor."""
     num_clients: dict[str, int]
@@ -231,8 +232,11 @@ class RoundFold:
         spec: ModelSpec,
         protection: Protection | None = None,
         start: RoundStart | None = None,
+        server: Server | None = None,
     ) -> None:
-        """With a ``protection``, ``start`` says what it must know of the round."""
+        """With a ``protection`` or a ``server``, ``start`` says what they must know of the round."""
+        statistics = frozenset(t.name for t in spec.tensors if t.role is Role.BUFFER)
+        self._steps = ServerSteps(server or Server(), start.round_num if start else 0, statistics)
         self._spec = masked_spec(spec) if start and start.comes_masked else spec
         self._fold = protected_fold(strategy, spec, protection or Protection(), start)
         self._num_clients = {t.name: 0 for t in spec.tensors}
@@ -281,7 +285,7 @@ class RoundFold:
         """
         # What overflows is not warned about but refused.
         with np.errstate(all="ignore"):
-            folded = self._fold.finish(model, state)
+            folded = self._steps.finish(self._fold, model, state)
         _check_finite(folded.model, model)
         _check_finite(folded.state, state)
         change = global_change(folded.model, model)

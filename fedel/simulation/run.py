@@ -28,6 +28,7 @@ from fedel.simulation.store import Checkpoint
 from fedel.simulation.workers import ClientTask, Outcome
 from fedel.strategies import secure_fold
 from fedel.strategies.protection import RoundStart, repeatable_secret
+from fedel.strategies.server_steps import averages
 from fedel.types import Array, Change, Memory, Participant, Patch, Report, SentUpdate, Update
 
 Progress = Callable[[int, int], None]
@@ -283,7 +284,8 @@ class Simulation:
     def _empty_fold(self) -> RoundFold:
         run, checkpoint = self._engine.run, self.checkpoint
         start = RoundStart(checkpoint.model, checkpoint.handover.round_num, secret=repeatable_secret(run.seed))
-        return RoundFold(self._engine.planner.strategy, self._engine.spec, run.protection, start)
+        strategy, spec = self._engine.planner.strategy, self._engine.spec
+        return RoundFold(strategy, spec, run.protection, start, run.server)
 
     def _arrive(self, arrival: Arrival) -> ev.Event:
         self._fold(arrival)
@@ -370,13 +372,18 @@ class Simulation:
     # Tests
 
     def _test(self, version: int) -> ev.Evaluated:
-        """Accuracy and loss of the new model; in some rounds also the accuracy of each exit."""
+        """Accuracy and loss of the new model, or of its average; in some rounds also of each exit."""
+        closed = self._round.closed
+        assert closed is not None
+        averaged = averages(closed.state)
+        self._executor.publish(averaged)
         test = partial(scores, self._executor, self._num_test_samples, self._evaluation.limit)
         (score,) = test(self._engine.planner.strategy.exits_to_average(self._engine.spec))
         every, is_last = self._evaluation.exits_every, self._engine.planner.is_over(self._state.handover)
         exits = None
         if every and (version % every == 0 or is_last):
             exits = tuple(each.accuracy for each in test(each_exit=True))
+        self._executor.publish({name: closed.model[name] for name in averaged})
         return ev.Evaluated(version, score.accuracy, score.loss, exit_accuracies=exits)
 
 

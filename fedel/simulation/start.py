@@ -129,11 +129,11 @@ def play_all(
         done = simulation.checkpoint.handover.round_num
         if record.accuracy is not None and record.accuracy > best:
             best = record.accuracy
-            folder.keep("best.safetensors", done)
+            folder.keep("best.safetensors", simulation.checkpoint)
         if every and done % every == 0:
-            folder.keep(f"model-{done}.safetensors", done)
+            folder.keep(f"model-{done}.safetensors", simulation.checkpoint)
         on_round(record)
-    folder.keep("model.safetensors", simulation.checkpoint.handover.round_num)
+    folder.keep("model.safetensors", simulation.checkpoint)
     result = _result(session, folder.records())
     write_atomic(folder.path / "result.json", result.to_json())
     return result
@@ -151,6 +151,7 @@ def _result(session: Session, records: Sequence[RoundRecord]) -> RunResult:
         records=records,
         wall_seconds=sum(record.wall_seconds or 0.0 for record in records),
         virtual=True,
+        average=planner.run.server.average,
         versions={"torch": importlib.metadata.version("torch")},
         **session.facts,
     )

@@ -24,6 +24,8 @@ from fedel.files import write_atomic
 from fedel.records import RoundRecord
 from fedel.roles.planner import Handover, memory_of
 from fedel.serialisation import from_json, to_json
+from fedel.simulation.job import SimulationConfig
+from fedel.strategies.server_steps import averages
 from fedel.types import Array, Memory, Tensors
 
 _FREE_TO_CHANGE = ("num_rounds",)
@@ -37,7 +39,7 @@ class Checkpoint:
     model: Tensors
     handover: Handover = field(default_factory=Handover)
     fold_state: Tensors = field(default_factory=dict)
-    """Server-side tensors of the strategy."""
+    """Server-side tensors, of the strategy and of ``[server]``."""
     memories: Mapping[str, Memory] = field(default_factory=dict)
     """Of the last round that each client counted in."""
     versions: Mapping[str, int] = field(default_factory=dict)
@@ -113,14 +115,17 @@ class RunFolder:
         write_atomic(self._state / "state.json", to_json(saved))
         self._forget(checkpoint)
 
-    def keep(self, name: str, round_num: int) -> None:
-        """Keep the model after ``round_num`` rounds under its own name."""
-        part = self.path / f".{name}.part"
+    def keep(self, name: str, checkpoint: Checkpoint) -> None:
+        """Keep the committed model under its own name; its average, where the run has one."""
+        if averaged := averages(checkpoint.fold_state):
+            write_atomic(self.path / name, save({**checkpoint.model, **averaged}))
+            return
+        file, part = self._model_file(checkpoint.handover.round_num), self.path / f".{name}.part"
         part.unlink(missing_ok=True)
         try:
-            os.link(self._model_file(round_num), part)
+            os.link(file, part)
         except OSError:  # a file system without links
-            shutil.copyfile(self._model_file(round_num), part)
+            shutil.copyfile(file, part)
         part.replace(self.path / name)
 
     def records(self) -> list[RoundRecord]:
@@ -186,7 +191,10 @@ def _shortened(held: Array) -> int | list[int]:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    was, wanted = (dict(_leaves(json.loads(json.dumps(table)))) for table in (before, now))
+    tables = (before, now, SimulationConfig().table())
+    was, wanted, defaults = (dict(_leaves(json.loads(json.dumps(table)))) for table in tables)
+    # A setting that the release which started the run did not have yet was at its default.
+    was |= {key: defaults[key] for key in wanted.keys() & defaults.keys() - was.keys()}
     for key in sorted(was.keys() | wanted.keys()):
         if key.removeprefix("rounds.") not in _FREE_TO_CHANGE and was.get(key) != wanted.get(key):
             raise ConfigError(

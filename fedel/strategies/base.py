@@ -72,6 +72,14 @@ def clock_of(strategy: Strategy, default: str = DEVICE_CLOCK) -> str:
     return strategy.budget_scope or default
 
 
+def check_damping(damping: float) -> None:
+    if not 0 <= damping <= 1:
+        raise ValueError(
+            f"damping = {damping:g}: between 0, the mean as it is, and 1, a client counts as no change where it"
+            " trained nothing"
+        )
+
+
 class Method:
     """What most methods say about themselves: no budget, no narrower models, the last exit is tested."""
 
@@ -282,12 +290,11 @@ class HookedTrainer(WrappedTrainer):
 class MeanFold:
     """The masked mean as a fold, each client counting one or as often as it has samples."""
 
-    def __init__(self, spec: ModelSpec, weighting: str, absent_counts: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, weighting: str, damping: float = 0.0) -> None:
         self._by_samples = weighting == "samples"
-        self.absent_counts = absent_counts
-        """A tensor that a client did not send counts as its old value."""
+        self.damping = damping
         shapes = {t.name: t.shape for t in spec.tensors}
-        self._mean = MaskedMean(shapes, weighted=self._by_samples, absent_counts=absent_counts)
+        self._mean = MaskedMean(shapes, weighted=self._by_samples, damping=damping)
 
     def add(self, update: Update) -> None:
         self._mean.add(update.patches, update.report.num_samples if self._by_samples else 1)

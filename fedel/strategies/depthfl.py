@@ -19,6 +19,7 @@ from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
     Method,
+    check_damping,
     check_scope,
     draw,
     one_of,
@@ -69,6 +70,9 @@ class DepthFL(Method):
     """Clients in the whole federation, not in a round; FedDyn needs it."""
     weighting: str = "uniform"
     """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
+    damping: float = 0.0
+    """How much less a value moves the fewer clients trained it: ``share ** damping`` of the way to their mean,
+    where share is their part of the round's clients, by weight. 0: all the way, as in the paper."""
 
     def __post_init__(self) -> None:
         if self.ramp_rounds < 1:
@@ -79,8 +83,14 @@ class DepthFL(Method):
             raise ValueError(
                 f"feddyn_alpha = {self.feddyn_alpha:g} needs num_clients, the size of the federation: set it"
             )
+        if self.feddyn_alpha and self.damping:
+            raise ValueError(
+                f"damping = {self.damping:g} does not go with feddyn_alpha: FedDyn's own memory counts how many"
+                " clients trained a tensor; set one of them to 0"
+            )
         check_scope(self.budget_scope)
         one_of("weighting", self.weighting, WEIGHTINGS)
+        check_damping(self.damping)
 
     def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
         # Exits between the cuts are never trained.
@@ -132,7 +142,7 @@ class DepthFL(Method):
     def fold(self, spec: ModelSpec) -> Fold:
         if self.feddyn_alpha:
             return _FedDynFold(spec, self.weighting, self.feddyn_alpha, self.num_clients)
-        return MeanFold(spec, self.weighting)
+        return MeanFold(spec, self.weighting, self.damping)
 
     def _drift(
         self, spec: ModelSpec, model: Tensors, drift: Tensors, patches: Mapping[str, Patch]

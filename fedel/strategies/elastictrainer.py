@@ -18,6 +18,7 @@ from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
     Method,
+    check_damping,
     check_scope,
     draw,
     one_of,
@@ -54,6 +55,9 @@ class ElasticTrainer(Method):
     """Tensor selection: ``exact``, or ``official`` for the reference's own dynamic programme."""
     weighting: str = "uniform"
     """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
+    damping: float = 0.0
+    """How much less a value moves the fewer clients trained it: ``share ** damping`` of the way to their mean,
+    where share is their part of the round's clients, by weight. 0: all the way, as in the paper."""
     probe_in_budget: bool = False
     """Take the importance probe's time out of T_th, as scope ``round`` always does; otherwise it comes on top,
     as in the paper."""
@@ -63,6 +67,7 @@ class ElasticTrainer(Method):
         one_of("steps", self.steps, STEPS)
         one_of("dp", self.dp, SELECTIONS)
         one_of("weighting", self.weighting, WEIGHTINGS)
+        check_damping(self.damping)
 
     @property
     def fits_steps(self) -> bool:
@@ -99,4 +104,4 @@ class ElasticTrainer(Method):
         return update, memory
 
     def fold(self, spec: ModelSpec) -> Fold:
-        return MeanFold(spec, self.weighting)
+        return MeanFold(spec, self.weighting, self.damping)

@@ -21,6 +21,7 @@ from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
     Method,
+    check_damping,
     check_scope,
     draw,
     one_of,
@@ -70,6 +71,9 @@ class FedEL(Method):
     """Tensor selection: ``exact``, or ``official`` for ElasticTrainer's own dynamic programme."""
     weighting: str = "uniform"
     """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
+    damping: float = 0.0
+    """How much less a value moves the fewer clients trained it: ``share ** damping`` of the way to their mean,
+    where share is their part of the round's clients, by weight. 0: all the way, as in the paper."""
     train_all_that_fits: bool = False
     """Where the whole window fits the budget, train it whole; importance is not needed, nor its probe. With
     steps that fit T_th it is always so."""
@@ -91,6 +95,7 @@ class FedEL(Method):
         one_of("variant", self.variant, VARIANTS)
         one_of("dp", self.dp, SELECTIONS)
         one_of("weighting", self.weighting, WEIGHTINGS)
+        check_damping(self.damping)
 
     @property
     def fits_steps(self) -> bool:
@@ -203,4 +208,4 @@ class FedEL(Method):
         return replace(memory, window=window, resets=memory.resets + reset, rounds_held=0)
 
     def fold(self, spec: ModelSpec) -> Fold:
-        return MeanFold(spec, self.weighting)  # line 15
+        return MeanFold(spec, self.weighting, self.damping)  # line 15

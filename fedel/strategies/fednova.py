@@ -20,16 +20,16 @@ class FedNova(Wrapper):
     name: ClassVar[str] = "fednova"
 
     def fold(self, spec: ModelSpec) -> Fold:
-        return _NovaFold(spec, self.weighting)
+        return _NovaFold(spec, self.weighting, self.damping)
 
 
 class _NovaFold:
-    def __init__(self, spec: ModelSpec, weighting: str) -> None:
+    def __init__(self, spec: ModelSpec, weighting: str, damping: float) -> None:
         shapes = {t.name: t.shape for t in spec.tensors}
         self._by_samples = weighting == "samples"
         self._statistics = {t.name for t in spec.tensors if t.role is Role.BUFFER}
-        self._changes = NormalisedMean(shapes)
-        self._plain = MaskedMean(shapes, weighted=self._by_samples)
+        self._changes = NormalisedMean(shapes, damping)
+        self._plain = MaskedMean(shapes, weighted=self._by_samples, damping=damping)
 
     def add(self, update: Update) -> None:
         report = update.report

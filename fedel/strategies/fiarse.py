@@ -17,6 +17,7 @@ from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
     Method,
+    check_damping,
     check_scope,
     draw,
     one_of,
@@ -58,11 +59,15 @@ class FIARSE(Method):
     kept, as the literature assumes."""
     weighting: str = "uniform"
     """How much a client counts in the mean: ``uniform`` or ``samples``."""
+    damping: float = 0.0
+    """How much less a value moves the fewer clients trained it: ``share ** damping`` of the way to their mean,
+    where share is their part of the round's clients, by weight. 0: all the way, as in the paper."""
 
     def __post_init__(self) -> None:
         check_scope(self.budget_scope)
         one_of("clock", self.clock, CLOCKS)
         one_of("weighting", self.weighting, WEIGHTINGS)
+        check_damping(self.damping)
 
     def plan(self, context: RoundContext) -> Plan:
         tasks = []
@@ -88,7 +93,7 @@ class FIARSE(Method):
         return update_of(task, model, trainer, train_spec, trained, cost, over_budget=over), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
-        return MeanFold(spec, self.weighting)
+        return MeanFold(spec, self.weighting, self.damping)
 
 
 @dataclass(frozen=True)

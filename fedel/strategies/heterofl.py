@@ -17,6 +17,7 @@ from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
     Method,
+    check_damping,
     check_scope,
     draw,
     one_of,
@@ -64,6 +65,9 @@ class HeteroFL(Method):
     """Gradient norm for this method only (the reference clips at 1); 0 keeps what all methods use."""
     weighting: str = "uniform"
     """How much a client counts in the mean: ``uniform`` or ``samples``."""
+    damping: float = 0.0
+    """How much less a value moves the fewer clients trained it: ``share ** damping`` of the way to their mean,
+    where share is their part of the round's clients, by weight. 0: all the way, as in the paper."""
 
     def __post_init__(self) -> None:
         if not self.widths or not all(0 < width <= 1 for width in self.widths):
@@ -72,6 +76,7 @@ class HeteroFL(Method):
             raise ValueError(f"clip_norm = {self.clip_norm:g}: a norm is at least 0; 0 switches it off")
         check_scope(self.budget_scope)
         one_of("weighting", self.weighting, WEIGHTINGS)
+        check_damping(self.damping)
 
     def plan(self, context: RoundContext) -> Plan:
         return Plan(
@@ -103,7 +108,7 @@ class HeteroFL(Method):
         return update_of(task, model, trainer, train_spec, trained, cost, over_budget=over), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
-        return MeanFold(spec, self.weighting)
+        return MeanFold(spec, self.weighting, self.damping)
 
     def _hooks(self, width: float, classes: tuple[int, ...]) -> tuple[Hook, ...]:
         scaler = (Scaler(width),) if self.scaler and width < 1 else ()

@@ -19,11 +19,11 @@ def masked_spec(spec: ModelSpec) -> ModelSpec:
 
 
 class MaskedFold:
-    def __init__(self, spec: ModelSpec, weighting: str) -> None:
+    def __init__(self, spec: ModelSpec, weighting: str, damping: float = 0.0) -> None:
         """``spec`` as the model is, not as updates are."""
         self._by_samples = weighting == "samples"
         self._shapes = {t.name: t.shape for t in spec.tensors}
-        self._mean = MaskedMean(self._shapes, weighted=self._by_samples)
+        self._mean = MaskedMean(self._shapes, weighted=self._by_samples, damping=damping)
         self._sums: dict[str, Words] = {}
         self._sent: dict[str, set[str]] = {}
         self._weights: dict[str, int] = {}
@@ -47,6 +47,8 @@ class MaskedFold:
         for client, sent in self._sent.items():
             if sent != {tensor for tensor, group in groups.items() if client in group}:
                 raise refusal(f"client '{client}' sent other tensors than it named: the round is lost")
+        for weight in self._weights.values():
+            self._mean.add({}, weight)  # who is in the round, whatever came to a sum
         take_off(secrets, self._sums)
         for tensor, words in self._sums.items():
             came = [client for client in groups[tensor] if client in self._sent]

@@ -48,11 +48,8 @@ def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
             f"[protection]: '{strategy.name}' has a fold of its own; only clip_norm works with it. The other "
             "options replace the mean of a method that takes one, such as fedel or fedavg"
         )
-    if protection.secure and isinstance(fold, MeanFold) and fold.absent_counts:
-        raise ConfigError(
-            f"[protection] secure: '{strategy.name}' counts tensors that were not sent, and of these there is"
-            " no sum; set strategy.mask_aware = true"
-        )
+    if isinstance(fold, MeanFold) and fold.damping and not protection.secure:
+        _check_damping(strategy, fold.damping, protection)
     if protection.secure and strategy.sends_parts:
         raise ConfigError(
             f"[protection] secure: '{strategy.name}' sends parts of tensors, of which no sum per value is"
@@ -63,6 +60,16 @@ def check(strategy: Strategy, spec: ModelSpec, protection: Protection) -> None:
         raise ConfigError(
             f"[protection] noise_multiplier: the model has batch-norm statistics ('{statistics[0]}'), which"
             " noise makes useless; take a model without batch norm (workload.model_options.batch_norm = false)"
+        )
+
+
+def _check_damping(strategy: Strategy, damping: float, protection: Protection) -> None:
+    by_value = protection.fold != "mean" and strategy.sends_parts
+    if damping < 1 or by_value:
+        replacing = "noise_multiplier" if protection.noise_multiplier else f"fold = '{protection.fold}'"
+        raise ConfigError(
+            f"[protection] {replacing}: it replaces the mean that strategy.damping = {damping:g} slows down;"
+            f" set damping to 0{'' if by_value else ', or to 1, where the absent count as no change'}"
         )
 
 
@@ -84,10 +91,11 @@ def protected_fold(
     fold = strategy.fold(spec)
     if protection == Protection() or start is None:
         return fold
-    if protection.secure and start.comes_masked:
-        return MaskedFold(spec, strategy.weighting)
     if protection.secure:
-        return SecureFold(spec, strategy.weighting, start.round_num, start.secret)
+        assert isinstance(fold, MeanFold), "check() was called"
+        if start.comes_masked:
+            return MaskedFold(spec, strategy.weighting, fold.damping)
+        return SecureFold(spec, strategy.weighting, start.round_num, start.secret, fold.damping)
     limit = protection.clip_norm * math.sqrt(start.share)
     clip = Clip(start.model, limit) if limit else None
     if protection.noise_multiplier:
@@ -96,7 +104,7 @@ def protected_fold(
     if protection.fold != "mean":
         assert isinstance(fold, MeanFold), "check() was called"
         trim = MEDIAN if protection.fold == "median" else protection.trim
-        return RobustFold(spec, trim, fold.absent_counts, clip)
+        return RobustFold(spec, trim, fold.damping > 0, clip)
     return ClippedFold(fold, clip) if clip else fold
 
 

@@ -150,7 +150,7 @@ class PyramidFL(Method):
         return replace(update, patches=_thinned(spec, task, update.patches)), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
-        return MeanFold(spec, self.weighting, absent_counts=not self.mask_aware)
+        return MeanFold(spec, self.weighting, damping=0.0 if self.mask_aware else 1.0)
 
     def _learn(self, context: RoundContext) -> Ledger:
         """The ledger after the reports of the last round."""

@@ -32,11 +32,13 @@ class _Held:
 class SecureFold:
     """Holds the updates of a round until its end, and plays the protocol then."""
 
-    def __init__(self, spec: ModelSpec, weighting: str, round_num: int, secret: bytes) -> None:
+    def __init__(
+        self, spec: ModelSpec, weighting: str, round_num: int, secret: bytes, damping: float = 0.0
+    ) -> None:
         self._spec, self._by_samples = spec, weighting == "samples"
         self._round, self._secret = f"round {round_num}", secret
         self._shapes = {t.name: t.shape for t in spec.tensors}
-        self._mean = MaskedMean(self._shapes, weighted=self._by_samples)
+        self._mean = MaskedMean(self._shapes, weighted=self._by_samples, damping=damping)
         self._invited: set[str] = set()
         self._held: dict[str, _Held] = {}
         self._dropped: dict[str, Collection[str]] = {}
@@ -82,6 +84,7 @@ class SecureFold:
         groups = secure_sum.groups_of(named | {n: list(tensors) for n, tensors in self._dropped.items()})
         server = SecureServer(self._round, roster, groups)
         for name, held in self._held.items():
+            self._mean.add({}, held.weight)  # who is in the round, whatever came to a sum
             bits = self._mean.bits
             vectors = {
                 tensor: words_of(patch.values, held.weight, bits)

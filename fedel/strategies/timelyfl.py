@@ -17,6 +17,7 @@ from fedel.strategies.base import (
     WEIGHTINGS,
     MeanFold,
     Method,
+    check_damping,
     check_scope,
     draw,
     one_of,
@@ -56,6 +57,9 @@ class TimelyFL(Method):
     """Seconds to send the whole model; part of the model takes its share of them."""
     weighting: str = "uniform"
     """How much a client counts in the masked mean: ``uniform`` or ``samples``."""
+    damping: float = 0.0
+    """How much less a value moves the fewer clients trained it: ``share ** damping`` of the way to their mean,
+    where share is their part of the round's clients, by weight. 0: all the way, as in the paper."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -66,6 +70,7 @@ class TimelyFL(Method):
             )
         check_scope(self.budget_scope)
         one_of("weighting", self.weighting, WEIGHTINGS)
+        check_damping(self.damping)
 
     def plan(self, context: RoundContext) -> Plan:
         clients = draw(context)
@@ -103,7 +108,7 @@ class TimelyFL(Method):
         ), memory
 
     def fold(self, spec: ModelSpec) -> Fold:
-        return MeanFold(spec, self.weighting)
+        return MeanFold(spec, self.weighting, self.damping)
 
 
 def interval_of(seconds: Sequence[float], share: float) -> float:

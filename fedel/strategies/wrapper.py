@@ -22,6 +22,10 @@ class Wrapper:
         return self.base.weighting
 
     @property
+    def damping(self) -> float:
+        return float(getattr(self.base, "damping", 0.0))
+
+    @property
     def budget_scope(self) -> str:
         return self.base.budget_scope
 

@@ -66,6 +66,7 @@ class ModelHeader(_message.Message):
     LATE_POLICY_FIELD_NUMBER: _builtins.int
     PROTECTION_JSON_FIELD_NUMBER: _builtins.int
     UPLOAD_JSON_FIELD_NUMBER: _builtins.int
+    SERVER_JSON_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the new run."""
     strategy_json: _builtins.str
@@ -78,6 +79,8 @@ class ModelHeader(_message.Message):
     """The [protection] table of the run's configuration, as JSON; empty means none."""
     upload_json: _builtins.str
     """The [upload] table of the run's configuration, as JSON: which compression updates may have; empty means none."""
+    server_json: _builtins.str
+    """The [server] table of the run's configuration, as JSON: what becomes of the mean of a round; empty means nothing."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
         """Blocks and tensors of the whole model, including those that other aggregators keep."""
@@ -97,10 +100,11 @@ class ModelHeader(_message.Message):
         late_policy: _builtins.str = ...,
         protection_json: _builtins.str = ...,
         upload_json: _builtins.str = ...,
+        server_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "protection_json", b"protection_json", "run", b"run", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "protection_json", b"protection_json", "run", b"run", "server_json", b"server_json", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -139,6 +143,7 @@ class GetModelRequest(_message.Message):
     HAVE_VERSION_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     HAVE_VERSIONS_FIELD_NUMBER: _builtins.int
+    AVERAGE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Run whose model it is."""
     version: _builtins.int
@@ -146,6 +151,10 @@ class GetModelRequest(_message.Message):
     have_version: _builtins.int
     """Version that the caller holds: only tensors that changed since are sent; -1 if it holds none. Does not count where
     tensors are named.
+    """
+    average: _builtins.bool
+    """Send the average over the versions up to this one instead: all the tensors of which the run keeps one, whatever the
+    caller holds. The others are as in the version.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -165,10 +174,11 @@ class GetModelRequest(_message.Message):
         have_version: _builtins.int = ...,
         tensors: _abc.Iterable[_builtins.int] | None = ...,
         have_versions: _abc.Iterable[_builtins.int] | None = ...,
+        average: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["have_version", b"have_version", "have_versions", b"have_versions", "run", b"run", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average", b"average", "have_version", b"have_version", "have_versions", b"have_versions", "run", b"run", "tensors", b"tensors", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,14 +82,17 @@ async def fetch_model(
     have_version: int = -1,
     spec: ModelSpec | None = None,
     held: Mapping[str, int] | None = None,
+    *,
+    average: bool = False,
 ) -> Fetched:
-    """A version of the model (-1 for the newest), or only what changed since ``have_version``.
+    """A version of the model (-1 for the newest), or only what changed since ``have_version``; with ``average``
+    the tensors of which the run keeps an average, averaged over the versions up to this one.
 
     ``held`` names the tensors that are needed, with the version that the caller has of each (-1: none): those
     that changed since are fetched. Names become places in the model's ``spec``. What is announced and does not
     fit ``spec`` and ``held`` is refused before memory is allocated for it.
     """
-    request = pb.GetModelRequest(run=run, version=version, have_version=have_version)
+    request = pb.GetModelRequest(run=run, version=version, have_version=have_version, average=average)
     if spec is not None and held is not None:
         request.tensors.extend(place for place, t in enumerate(spec.tensors) if t.name in held)
         request.have_versions.extend(held[t.name] for t in spec.tensors if t.name in held)
@@ -179,9 +182,10 @@ def model_header(
     late: str = "refuse",
     protection: Mapping[str, Any] | None = None,
     upload: Mapping[str, Any] | None = None,
+    server: Mapping[str, Any] | None = None,
 ) -> pb.ModelHeader:
-    """The first message of ``push_model``. ``strategy``, ``protection`` and ``upload`` are tables of the
-    configuration, ``spec`` is that of the whole model."""
+    """The first message of ``push_model``. ``strategy``, ``protection``, ``upload`` and ``server`` are tables
+    of the configuration, ``spec`` is that of the whole model."""
     return pb.ModelHeader(
         run=run,
         strategy_json=json.dumps(strategy, sort_keys=True),
@@ -190,6 +194,7 @@ def model_header(
         late_policy=late,
         protection_json=json.dumps(protection or {}, sort_keys=True),
         upload_json=json.dumps(upload or {}, sort_keys=True),
+        server_json=json.dumps(server or {}, sort_keys=True),
     )
 
 

@@ -14,7 +14,7 @@ from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.server import serve as serve_coordinator
 
 from fedel.audit.audit import Sources
-from fedel.job import Protection
+from fedel.job import Protection, Server
 from tests.federation.support import agents, create_run, job_of, watching
 
 NUM_CLIENTS, NUM_ROUNDS = 3, 6
@@ -37,6 +37,7 @@ def play(
     num_aggregators: int = 2,
     keep_updates: int = -1,
     protection: Protection | None = None,
+    server: Server | None = None,
     **rounds: Any,
 ) -> Sources:
     """Play runs to their end, one after the other, on servers that are stopped then."""
@@ -60,7 +61,8 @@ def play(
             await stack.enter_async_context(agents(folder, address, range(NUM_CLIENTS), NUM_CLIENTS))
             for seed, name in enumerate(names):
                 job = job_of(strategy, NUM_CLIENTS, NUM_ROUNDS, seed=seed, evaluate_every=1, **rounds)
-                await create_run(address, name, replace(job, protection=protection or Protection()))
+                job = replace(job, protection=protection or Protection(), server=server or Server())
+                await create_run(address, name, job)
                 async with watching(address, name) as watch:
                     await watch.finished()
 

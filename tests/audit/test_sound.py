@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from fedel.audit import books
 from fedel.audit.audit import Sources, audit
 from fedel.cli.main import main
 from fedel.errors import ServiceError
-from fedel.job import Protection
+from fedel.job import Protection, Server
+from fedel.v1.aggregator_pb2 import ModelHeader
 from tests.audit.runs import NUM_CLIENTS, NUM_ROUNDS, RUN, play
 
 METHODS = [
@@ -33,6 +35,18 @@ def test_every_version_is_computed_again(tmp_path: Path, strategy: dict[str, obj
     assert () == found.findings
     assert (NUM_ROUNDS, NUM_ROUNDS) == (found.num_rounds, found.num_recomputed)
     assert 2 * NUM_ROUNDS * NUM_CLIENTS == found.num_updates
+
+
+def test_the_steps_of_the_server_are_computed_again(tmp_path: Path) -> None:
+    where = play(tmp_path, {"name": "fedel", "damping": 0.5}, server=Server(average=0.75, momentum=0.3))
+    found = audit(where)
+    assert ((), NUM_ROUNDS) == (found.findings, found.num_recomputed)
+    header = where.aggregators[0] / "runs" / RUN / "run.pb"
+    kept = ModelHeader.FromString(header.read_bytes())
+    kept.server_json = json.dumps({"average": 0.7, "momentum": 0.3})
+    header.write_bytes(kept.SerializeToString())
+    whats = [finding.what for finding in audit(where).findings]
+    assert any("own tensors of version" in what for what in whats), whats
 
 
 def test_masked_updates(tmp_path: Path) -> None:

@@ -65,9 +65,79 @@ def test_whole_and_partial_patches_mix():
 
 def test_absent_tensors_count_as_the_old_value_where_asked():
     updates = [({"a": Patch(f32(4.0))},), ({"b": Patch(f32(1.0))},)]
-    new = fold(MaskedMean(absent_counts=True), updates, {"a": f32(0.0), "b": f32(1.0)})
+    new = fold(MaskedMean(damping=1.0), updates, {"a": f32(0.0), "b": f32(1.0)})
     assert [2.0] == new["a"].tolist()
     assert [1.0] == new["b"].tolist()
+
+
+def test_damping_moves_a_value_by_the_share_of_the_clients_that_trained_it():
+    # Of a weight of 16 in all, 4 trained 'a': the root of a quarter is a half of the way from 2 to 6.
+    updates = [({"a": Patch(f32(6.0))}, 4), ({}, 12)]
+    model = {"a": f32(2.0), "b": f32(-0.0)}
+    new = fold(MaskedMean(weighted=True, damping=0.5), updates, model)
+    assert [4.0] == new["a"].tolist()
+    assert model["b"].tobytes() == new["b"].tobytes()
+
+
+def test_damping_of_parts_is_value_by_value():
+    model = {"w": f32(8, 8, -0.0)}
+    two, one = Patch(f32(0, 0), (slice(0, 2),)), Patch(f32(4), (slice(0, 1),))
+    updates = [({"w": two},), ({"w": one},), ({},), ({},)]
+    new = fold(MaskedMean({"w": (3,)}, damping=0.5), updates, model)
+    # Two of four: 8 + sqrt(1/2) * (2 - 8). One of four: 8 + 1/2 * (0 - 8). Nobody: the very same bits.
+    np.testing.assert_allclose(new["w"][:2], [8 - 6 * 0.5**0.5, 4.0], rtol=1e-7)
+    assert model["w"][2:].tobytes() == new["w"][2:].tobytes()
+
+
+def test_fednova_is_damped_alike():
+    plain, damped = NormalisedMean(), NormalisedMean(damping=0.5)
+    for nova in (plain, damped):
+        nova.add({"w": Patch(f32(0.0))}, 3, 5.0)
+        nova.add({}, 9, 2.0)
+    model = {"w": f32(1.0)}
+    change = plain.finish(model)["w"] - model["w"]
+    np.testing.assert_allclose(damped.finish(model)["w"], model["w"] + 0.5 * change, rtol=1e-7)
+
+
+floats = st.floats(-100, 100, width=32)
+masked = st.lists(
+    st.tuples(hnp.arrays(np.float32, 7, elements=floats), hnp.arrays(bool, 7), st.integers(1, 10_000)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(deadline=None)
+@given(masked, st.floats(0.01, 1))
+def test_damping_equals_a_loop_in_double_precision_in_any_order(clients, damping):
+    old = np.linspace(-1, 1, 7, dtype=np.float32)
+    results = set()
+    for permutation in itertools.permutations(clients):
+        mean = MaskedMean({"w": (7,)}, weighted=True, damping=damping)
+        for values, mask, weight in permutation:
+            mean.add({"w": Patch(values[mask], mask)} if mask.any() else {}, weight)
+        results.add(mean.finish({"w": old})["w"].tobytes())
+    assert 1 == len(results)
+    actual, everyone = np.frombuffer(results.pop(), np.float32), sum(weight for *_, weight in clients)
+    for place in range(7):
+        trained = [(float(values[place]), weight) for values, mask, weight in clients if mask[place]]
+        expected = float(old[place])
+        if trained:
+            weight = sum(weight for _, weight in trained)
+            mean_value = sum(value * weight for value, weight in trained) / weight
+            expected += (weight / everyone) ** damping * (mean_value - expected)
+        np.testing.assert_allclose(actual[place], expected, rtol=3e-7, atol=3e-6)
+
+
+def test_what_all_clients_trained_is_not_damped_to_the_bit():
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=50).astype(np.float32), weight) for weight in (3, 7, 11)]
+    plain, damped = MaskedMean(weighted=True), MaskedMean(weighted=True, damping=0.7)
+    model = {"w": np.ones(50, np.float32)}
+    for values, weight in clients:
+        for mean in (plain, damped):
+            mean.add({"w": Patch(values)}, weight)
+    assert plain.finish(model)["w"].tobytes() == damped.finish(model)["w"].tobytes()
 
 
 def test_one_client_alone_gives_its_values_back_to_the_bit():
@@ -77,7 +147,6 @@ def test_one_client_alone_gives_its_values_back_to_the_bit():
     assert values.tobytes() == new["w"].tobytes()
 
 
-floats = st.floats(-100, 100, width=32)
 updates = st.lists(
     st.tuples(hnp.arrays(np.float32, 7, elements=floats), st.integers(1, 10_000), st.integers(1, 500)),
     min_size=2,

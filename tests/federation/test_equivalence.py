@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedel.job import Protection, RunConfig
+from fedel.job import Protection, RunConfig, Server
 from fedel.strategies import METHODS
 from fedel.types import UploadSettings
 from fedel.v1 import coordinator_pb2 as pb
@@ -59,7 +59,23 @@ COMPRESSED: Mapping[str, RunConfig] = {
     )
 }
 """Every compression; and with whole tensors, slices and bitmaps, states of methods, every kind of fold."""
-RUNS = {**JOBS, **COMPRESSED}
+SERVER: Mapping[str, RunConfig] = {
+    name: replace(job_of(strategy, NUM_CLIENTS, 4, num_participants=4), server=server)
+    for name, strategy, server in (
+        ("fedel-damped", {"name": "fedel", "damping": 0.5}, Server(average=0.75)),
+        ("fedel-momentum", {"name": "fedel", "weighting": "samples", "damping": 1}, Server(0.5, 0.3)),
+        ("heterofl-damped", {"name": "heterofl", "damping": 0.5}, Server(0.75, 0.3)),
+        ("fednova-damped", {"name": "fednova", "base": {"name": "fedel", "damping": 0.5}}, Server(0.75)),
+        (
+            "feddyn-averaged",
+            {"name": "depthfl", "feddyn_alpha": 0.1, "num_clients": NUM_CLIENTS},
+            Server(average=0.75),
+        ),
+        ("pyramidfl-averaged", {"name": "pyramidfl"}, Server(average=0.75)),
+    )
+}
+"""What few clients trained is damped, and the server has steps of its own; compared is what is published."""
+RUNS = {**JOBS, **COMPRESSED, **SERVER}
 SHARDED = (
     *("fedel", "fednova-fedel", "depthfl-feddyn", "heterofl", "fiarse", "fiarse-median"),
     *("fedel-memory", "fedel-round"),
@@ -84,7 +100,8 @@ async def difference(watch: Watch, address: str, folder: Path) -> str:
     run = expected(watch.run)
     if [sorted(updates) for updates in run.counted] != watch.counted:
         return f"these clients counted: {watch.counted}"
-    return "" if same_bits(run.model, await model_of(address, watch.run, folder)) else "it has another model"
+    model = await model_of(address, watch.run, folder)
+    return "" if same_bits(run.published, model) else "it has another model"
 
 
 async def differences(folder: Path, names: tuple[str, ...], num_aggregators: int) -> dict[str, str]:
@@ -102,8 +119,14 @@ async def differences(folder: Path, names: tuple[str, ...], num_aggregators: int
 
 @pytest.mark.parametrize(
     ("num_aggregators", "names"),
-    [(1, TOGETHER), (2, SHARDED), (1, tuple(COMPRESSED)), (2, SHARDED_COMPRESSED)],
-    ids=["1 aggregator", "2 aggregators", "compressed, 1 aggregator", "compressed, 2 aggregators"],
+    [
+        pytest.param(1, TOGETHER, id="1 aggregator"),
+        pytest.param(2, SHARDED, id="2 aggregators"),
+        pytest.param(1, tuple(COMPRESSED), id="compressed, 1 aggregator"),
+        pytest.param(2, SHARDED_COMPRESSED, id="compressed, 2 aggregators"),
+        pytest.param(1, tuple(SERVER), id="server steps, 1 aggregator"),
+        pytest.param(2, tuple(SERVER), id="server steps, 2 aggregators"),
+    ],
 )
 def test_grpc_gives_the_bits_of_the_simulation(
     tmp_path: Path, num_aggregators: int, names: tuple[str, ...]
@@ -120,7 +143,7 @@ def test_memory_makes_a_difference() -> None:
 
 
 def test_the_compared_runs_are_uneven_and_all_different() -> None:
-    models = {b"".join(values.tobytes() for values in expected(name).model.values()) for name in RUNS}
+    models = {b"".join(values.tobytes() for values in expected(name).published.values()) for name in RUNS}
     assert len(RUNS) == len(models)
     reports = [update.report for update in expected("fednova-fedel").counted[0].values()]
     for field in ("num_steps", "num_samples", "effective_steps", "loss"):

@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedel.job import RunConfig
+from fedel.job import RunConfig, Server
 from fedel.types import UploadSettings
 from tests.federation.processes import Federation, federation, gate_of
 from tests.federation.support import job_of, simulated, until
@@ -20,6 +21,8 @@ from tests.strategies.fakes import same_bits
 
 NUM_CLIENTS, NUM_ROUNDS, ROUND = 3, 3, 1
 CLIENTS = [f"client-{index}" for index in range(NUM_CLIENTS)]
+TOP, INT8 = {"upload": UploadSettings("topk")}, {"upload": UploadSettings("int8")}
+MEAN = {"server": Server(average=0.75, momentum=0.3)}
 LARGE = 72
 """Scale of a model of 8 MB."""
 VICTIMS = ("coordinator", "aggregator", "agent")
@@ -28,15 +31,15 @@ FAST = set(zip(VICTIMS, MOMENTS, strict=True))
 """Each process once and each moment once; the other six are slow tests."""
 
 
-def job_in(gate: str, scale: int, compression: str = "none") -> RunConfig:
+def job_in(gate: str, scale: int, **settings: Any) -> RunConfig:
     options = {"gate": gate, "scale": scale}
     job = job_of({"name": "fedel"}, NUM_CLIENTS, NUM_ROUNDS, trainer="gated", options=options)
-    return replace(job, upload=UploadSettings(compression))
+    return replace(job, **settings)
 
 
 @lru_cache(maxsize=3)
-def undisturbed(scale: int, compression: str = "none") -> History:
-    return simulated(job_in("", scale, compression), NUM_CLIENTS)
+def undisturbed(scale: int, **settings: Any) -> History:
+    return simulated(job_in("", scale, **settings), NUM_CLIENTS)
 
 
 def upload_bytes(scale: int, client: str) -> int:
@@ -77,23 +80,24 @@ async def after_the_acknowledgement(made: Federation, gate: Gate, victim: str) -
 
 
 @pytest.mark.parametrize(
-    ("victim", "moment", "compression"),
+    ("victim", "moment", "settings"),
     [
-        pytest.param(*case, "none", marks=[] if case in FAST else pytest.mark.slow, id=" ".join(case))
+        pytest.param(*case, {}, marks=[] if case in FAST else pytest.mark.slow, id=" ".join(case))
         for case in product(VICTIMS, MOMENTS)
     ]
     + [
         # What the killed agent had not sent yet, its residuals, counts once: what is done again is the same.
-        pytest.param("agent", MOMENTS[0], "topk", id="agent before the upload, compressed"),
-        pytest.param("agent", MOMENTS[2], "topk", id="agent after the acknowledgement, compressed"),
-        pytest.param("aggregator", MOMENTS[2], "int8", id="aggregator after the acknowledgement, compressed"),
+        pytest.param("agent", MOMENTS[0], TOP, id="agent before the upload, compressed"),
+        pytest.param("agent", MOMENTS[2], TOP, id="agent after the acknowledgement, compressed"),
+        pytest.param("aggregator", MOMENTS[2], INT8, id="aggregator after the acknowledgement, compressed"),
+        pytest.param("aggregator", MOMENTS[2], MEAN, id="aggregator after the acknowledgement, averaged"),
     ],
 )
 def test_the_run_ends_with_the_bits_of_an_undisturbed_one(
-    tmp_path: Path, victim: str, moment: str, compression: str
+    tmp_path: Path, victim: str, moment: str, settings: dict[str, Any]
 ) -> None:
     scale = LARGE if moment == MOMENTS[1] else 1
-    job = job_in(str(tmp_path / "gate"), scale, compression)
+    job = job_in(str(tmp_path / "gate"), scale, **settings)
     gate = gate_of(job)
     held = CLIENTS[-1] if moment == MOMENTS[2] else CLIENTS[0]
     gate.hold(held, ROUND)
@@ -104,7 +108,7 @@ def test_the_run_ends_with_the_bits_of_an_undisturbed_one(
             await scene[moment](made, gate, victim)
             await made.watch.finished()
             assert [CLIENTS] * NUM_ROUNDS == made.watch.counted
-            assert same_bits(undisturbed(scale, compression).model, await made.model())
+            assert same_bits(undisturbed(scale, **settings).published, await made.model())
 
     asyncio.run(scenario())
     again = {(CLIENTS[0], ROUND)} if (victim, moment) == ("agent", MOMENTS[0]) else set()

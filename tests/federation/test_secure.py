@@ -16,7 +16,7 @@ from fedel_edge import tasks
 from fedel_edge.agent import Agent
 from fedel_edge.exchange import Exchange
 
-from fedel.job import Protection, RunConfig
+from fedel.job import Protection, RunConfig, Server
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.processes import RUN
 from tests.federation.support import (
@@ -109,13 +109,16 @@ def test_nobody_lost(tmp_path: Path, num_aggregators: int) -> None:
     assert same_bits(expected.model, model)
 
 
-def test_tensors_of_few_clients_stay(tmp_path: Path) -> None:
-    expected = simulated(job("fedel"), NUM_CLIENTS)
-    clients, model, tensors = asyncio.run(run(job("fedel"), tmp_path))
+@pytest.mark.parametrize("damping", [0.0, 0.5])
+def test_tensors_of_few_clients_stay(tmp_path: Path, damping: float) -> None:
+    plain = job("fedel")
+    asked = replace(plain, strategy={**plain.strategy, "damping": damping}, server=Server(average=damping))
+    expected = simulated(asked, NUM_CLIENTS)
+    clients, model, tensors = asyncio.run(run(asked, tmp_path))
     assert counted(expected) == clients
     assert [record.tensor_clients for record in expected.records] == tensors
     assert any(0 in each.values() for each in tensors)
-    assert same_bits(expected.model, model)
+    assert same_bits(expected.published, model)
 
 
 @pytest.mark.parametrize("moment", ["after_keys", "after_shares", "after_upload", "before_unmasking"])

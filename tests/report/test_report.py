@@ -53,6 +53,15 @@ def test_verdicts_compare_the_first_run_with_the_others(pair):
     assert "fedel after 3.0 s, fedavg after 12.0 s, a speed-up of 4.00" in sentences
 
 
+def test_an_average_is_named(pair, tmp_path):
+    fast, slow = pair
+    told = "The tested model of fedel is an average over versions, of which 75 % stays in each round"
+    assert [] == page.averaged(pair)
+    averaged = replace(fast, settings={**fast.settings, "server": {"average": 0.75, "momentum": 0.0}})
+    assert told in page.write([averaged, slow], tmp_path).read_text()
+    assert told in (tmp_path / "report.md").read_text()
+
+
 def test_the_page_stands_alone_with_every_picture_and_a_markdown_twin(pair, tmp_path):
     written = page.write(pair, tmp_path)
     text = written.read_text()

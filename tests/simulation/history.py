@@ -17,6 +17,7 @@ from fedel.simulation.run import Simulation
 from fedel.simulation.store import Checkpoint
 from fedel.simulation.workers import Outcome, Worker
 from fedel.strategies.base import DEVICE_CLOCK
+from fedel.strategies.server_steps import averages
 from fedel.types import ClientView, LocalWork, Memory, Plan, Report, Strategy, Tensors, Update
 from tests.simulation.fakes import FakeWorkload, clients_of
 from tests.strategies.fakes import WORK, fleet, initial_model
@@ -35,6 +36,13 @@ class History:
     memories: Mapping[str, Memory]
     budget_seconds: float
     records: tuple[RoundRecord, ...]
+    state: Tensors = field(default_factory=dict)
+    """Server-side tensors at the end."""
+
+    @property
+    def published(self) -> Tensors:
+        """What a user gets: the average, if the run has one."""
+        return {**self.model, **averages(self.state)}
 
     @property
     def updates(self) -> list[list[Update]]:
@@ -128,6 +136,7 @@ def play_run(
         memories,
         budget_seconds,
         tuple(records),
+        simulation.checkpoint.fold_state,
     )
 
 

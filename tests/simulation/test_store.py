@@ -127,9 +127,17 @@ def test_a_run_goes_on_only_with_another_number_of_rounds(tmp_path):
         folder.check(run_config({"name": "fedel", "beta": 0.5}).table(), resume=True)
 
 
+def test_a_setting_of_a_later_release_is_at_its_default(tmp_path):
+    folder, settings = RunFolder(tmp_path), run_config().table()
+    folder.open({key: table for key, table in settings.items() if key != "server"})
+    folder.check(settings, resume=True)
+    with pytest.raises(ConfigError, match=r"server\.average = 0\.5, the run was started with 0\.0"):
+        folder.check({**settings, "server": {"average": 0.5, "momentum": 0.0}}, resume=True)
+
+
 def test_a_model_is_kept_under_its_own_name(tmp_path):
-    play(run_config(num_rounds=2), fleet(3), folder=tmp_path)
-    RunFolder(tmp_path).keep("best.safetensors", 2)
+    played = play(run_config(num_rounds=2), fleet(3), folder=tmp_path)
+    RunFolder(tmp_path).keep("best.safetensors", played.checkpoint)
     newest = (tmp_path / "state" / "model-2.safetensors").read_bytes()
     assert newest == (tmp_path / "best.safetensors").read_bytes()
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from fedel.job import Server
 from fedel.report import runs
 from fedel.simulation import profiles, start
 from fedel.simulation.job import SimulationConfig
@@ -90,6 +91,20 @@ def test_a_run_learns_and_leaves_everything_in_its_directory(job, tmp_path):
     assert [t.name for t in initial_model(wanted.run)[0].weights] == list(result.tensors)
     assert {"fedel", "python", "numpy", "torch"} == result.versions.keys()
     assert all(client.deviation_mean is not None for client in result.clients.values())
+
+
+def test_the_result_says_that_an_average_was_tested(job, tmp_path):
+    wanted = job(num_rounds=2)
+    averaged = replace(wanted, run=replace(wanted.run, server=Server(average=0.75)))
+    result = played(averaged, tmp_path / "run", executor="processes", num_workers=2)
+    assert (0.75, 0.75) == (result.average, runs.load(tmp_path / "run").result.average)
+    # A test of the file gives what the run says about itself.
+    kept = load_file(tmp_path / "run" / "model.safetensors")
+    data = make_data(averaged.run)
+    workload = TorchWorkload(fresh_model(averaged.run, data), data, {}, {}, "cpu")
+    workload.prepare()
+    (tally,) = workload.test(kept, EvaluationPart(0, 1, 0))
+    assert result.accuracy == tally.num_correct / tally.num_targets
 
 
 def test_a_finished_run_is_resumed_by_adding_rounds(job, tmp_path):

@@ -126,6 +126,12 @@ def test_a_described_strategy_is_built_again_the_same(strategy: Strategy) -> Non
         ({"name": "heterofl", "width": [0.5]}, r"unknown key 'width'; did you mean 'widths'\?"),
         ({"name": "heterofl", "widths": [2.0]}, r"\[strategy\]: widths = \[2.0\]"),
         ({"name": "depthfl", "feddyn_alpha": 0.1}, r"\[strategy\]: feddyn_alpha = 0.1 needs num_clients"),
+        ({"name": "fedel", "damping": 1.5}, r"\[strategy\]: damping = 1.5: between 0, .* and 1"),
+        ({"name": "fiarse", "damping": -0.1}, r"\[strategy\]: damping = -0.1"),
+        (
+            {"name": "depthfl", "damping": 0.5, "feddyn_alpha": 0.1, "num_clients": 9},
+            r"damping = 0.5 does not go with feddyn_alpha",
+        ),
         ({"name": "timelyfl", "share": "half"}, "expected float, not str"),
         ({"name": "piramidfl"}, "did you mean 'pyramidfl'"),
     ],

@@ -173,10 +173,22 @@ def test_pyramidfl_counts_the_absent_as_no_change() -> None:
     assert new["w"][0, 0] == MODEL["w"][0, 0] + 1
 
 
-# Noise
-
-
 PRIVATE = {"clip_norm": 1.0, "noise_multiplier": 2.0, "num_expected": 4}
+
+
+@pytest.mark.parametrize("protection", [{"fold": "median"}, PRIVATE])
+def test_what_damping_does_not_go_with(protection: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"damping"):
+        check(build({"name": "fedel", "damping": 0.5}), SPEC, Protection(**protection))
+
+
+def test_damping_of_one_goes_with_a_median_of_whole_tensors() -> None:
+    check(build({"name": "fedel", "damping": 1}), SPEC, Protection(fold="median"))
+    with pytest.raises(ConfigError, match=r"damping = 1 .*set damping to 0$"):
+        check(build({"name": "heterofl", "damping": 1}), SPEC, Protection(fold="median"))
+
+
+# Noise
 
 
 def test_noise_is_the_same_again_and_differs_by_round_tensor_and_secret() -> None:

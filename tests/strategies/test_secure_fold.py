@@ -22,9 +22,9 @@ from tests.strategies.fakes import WORK, fleet, same_bits
 FAULTS = Script(away={1: ["client-1"]}, broken={0: ["client-3"], 2: ["client-0", "client-5"]})
 
 
-def run(name: str, secure: bool, faults: Script | None = None, **rounds: Any) -> History:
+def run(strategy: str | dict[str, Any], secure: bool, faults: Script | None = None, **rounds: Any) -> History:
     table = {
-        "strategy": {"name": name},
+        "strategy": {"name": strategy} if isinstance(strategy, str) else strategy,
         "rounds": {"num_rounds": 3, "deadline_factor": 1e12, **rounds},
         "work": vars(WORK),
         "protection": {"secure": secure},
@@ -46,8 +46,17 @@ def test_a_simulation_ends_if_a_third_is_gone() -> None:
         run("fedavg", True, gone)
 
 
-def test_fedel_sums_what_enough_clients_trained() -> None:
-    plain, secure = run("fedel", False, num_rounds=1), run("fedel", True, num_rounds=1)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "fedel",
+        {"name": "fedel", "damping": 0.5, "weighting": "samples"},
+        {"name": "pyramidfl", "drop_low": 0.4, "drop_high": 0.8},
+    ],
+    ids=["plain", "damped", "the absent count"],
+)
+def test_sums_what_enough_clients_trained(strategy: str | dict[str, Any]) -> None:
+    plain, secure = run(strategy, False, num_rounds=1), run(strategy, True, num_rounds=1)
     (before,) = secure.models
     counts = plain.records[0].tensor_clients
     few = [name for name, count in counts.items() if 0 < count < MIN_GROUP]
@@ -84,8 +93,8 @@ def test_values_that_do_not_fit_the_sum() -> None:
 
 
 def test_what_secure_does_not_go_with() -> None:
-    with pytest.raises(ConfigError, match="mask_aware"):
-        check(build({"name": "pyramidfl"}), SPEC, Protection(secure=True))
+    with pytest.raises(ConfigError, match="parts of tensors"):
+        check(build({"name": "fiarse"}), SPEC, Protection(secure=True))
     with pytest.raises(ConfigError, match="late"):
         RunConfig.parse({"protection": {"secure": True}, "rounds": {"late": "next"}})
     assert replace(Protection(secure=True), secure=False) == Protection()

@@ -38,6 +38,14 @@ def test_fednova_with_equal_steps_is_its_base(base):
         np.testing.assert_allclose(mine.model[name], theirs.model[name], rtol=1e-5, atol=1e-6)
 
 
+def test_fednova_is_damped_as_its_base_is():
+    base = FedEL(damping=0.5)
+    mine, theirs = run_rounds(FedNova(FedProx(base, mu=0.0)), 3, work=PLAIN), run_rounds(base, 3, work=PLAIN)
+    for name in theirs.model:
+        np.testing.assert_allclose(mine.model[name], theirs.model[name], rtol=1e-5, atol=1e-6)
+    assert not same_bits(theirs.model, run_rounds(FedEL(), 3, work=PLAIN).model)
+
+
 def test_fednova_with_unequal_steps_is_not_its_base():
     epochs = LocalWork(num_steps=0, num_epochs=1, batch_size=8, lr=0.1, momentum=0.0, weight_decay=0.0)
     mine, theirs = run_rounds(FedNova(FedAvg()), 1, work=epochs), run_rounds(FedAvg(), 1, work=epochs)

@@ -25,7 +25,7 @@ from fedel_edge.memory_limit import LimitLowered, fit_in_memory, within_memory
 from fedel_edge.pace import Clocks, PacedTrainer, Until
 from fedel_edge.progress import WatchedTrainer
 from fedel_edge.run_folder import StoredUpdate
-from fedel_edge.transfer import download, upload
+from fedel_edge.transfer import download, download_tested, upload
 from fedel_edge.worker import Worker
 
 Send = Callable[[coordinator_pb2.SessionRequest], None]
@@ -207,7 +207,7 @@ class TaskRunner:
             worker, evaluator = self.tester, run.own_evaluator or await worker.run(run.make_own_evaluator)
         assert evaluator is not None, "checked when the task came"
         async with run.downloading:
-            model, _ = await download(run, task.model_version, worker)
+            model = await download_tested(run, task.model_version, worker)
         begin = time.monotonic()
         exits = run.strategy.exits_to_average(run.trainer.spec)
         score = await worker.run(partial(evaluator, model, exits))

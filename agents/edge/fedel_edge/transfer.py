@@ -70,6 +70,25 @@ async def download(
     return {name: model[name] for name in names}, sum(part.num_bytes for part in parts)
 
 
+async def download_tested(run: JoinedRun, version: int, worker: Worker) -> dict[str, Array]:
+    """What a test of this version is of: the average over versions, where the run keeps one. The average is not
+    kept on disk, since every version changes it."""
+    averaged: dict[str, Array] = {}
+    if run.config.server.average:
+        parts = await fan_out(_average_part(run, index, version) for index in range(len(run.shards)))
+        averaged = {name: values for part in parts for name, values in part.tensors.items()}
+    names = [t.name for t in run.trainer.spec.tensors]
+    plain, _ = await download(run, version, worker, set(names) - averaged.keys())
+    return {name: averaged[name] if name in averaged else plain[name] for name in names}
+
+
+async def _average_part(run: JoinedRun, index: int, version: int) -> Fetched:
+    def fetch() -> Awaitable[Fetched]:
+        return fetch_model(run.shards[index].stub, run.name, version, spec=run.trainer.spec, average=True)
+
+    return await retry_until_answered(run, "download", fetch)
+
+
 async def _download_part(run: JoinedRun, index: int, version: int, held: Mapping[str, int]) -> Fetched:
     return await retry_until_answered(run, "download", lambda: _fetch(run, run.shards[index], version, held))
 

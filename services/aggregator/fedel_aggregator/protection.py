@@ -1,4 +1,4 @@
-"""What ``[protection]`` and ``[upload]`` of a run need on an aggregator: earlier versions, and a secret."""
+"""What the settings of a run need on an aggregator to fold its updates: earlier versions, and a secret."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedel import config
 from fedel.core.compression import restored
-from fedel.job import Protection
+from fedel.job import Protection, Server
 from fedel.roles.aggregator import RoundFold
 from fedel.serialisation import parse_json
 from fedel.strategies.masked_fold import masked_spec
@@ -35,6 +35,11 @@ def upload_of(header: ModelHeader) -> UploadSettings:
     return config.parse(UploadSettings, parse_json(header.upload_json or "{}"), "[upload]")
 
 
+def server_of(header: ModelHeader) -> Server:
+    """What becomes of the mean of a round; ConfigError if that is unknown here."""
+    return config.parse(Server, parse_json(header.server_json or "{}"), "[server]")
+
+
 class ProtectedFolds:
     """Makes the folds of one run, and restores the updates that go into them."""
 
@@ -49,13 +54,13 @@ class ProtectedFolds:
         self.comes_masked = self._protection.secure
         self.update_spec = masked_spec(spec) if self.comes_masked else spec
         """What updates must look like."""
-        self.upload = upload_of(header)
+        self.upload, self._server = upload_of(header), server_of(header)
 
     def empty(self, round_num: int, model: Tensors | None = None) -> RoundFold:
         """The fold of a round. It starts from ``model``, or from the version on disk that has its number."""
         model = model or self._versions.tensors(round_num)
         start = RoundStart(model, round_num, self._share, self._secret, self.comes_masked)
-        return RoundFold(self._strategy, self._spec, self._protection, start)
+        return RoundFold(self._strategy, self._spec, self._protection, start, self._server)
 
     def restored(self, sent: SentUpdate, model: Tensors | None = None) -> Update:
         """The update that was sent. Its client started from ``model``, or from the version on disk that has the

@@ -17,7 +17,7 @@ from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire import payload
 from fedel.wire.codec import spec_from_pb
 from fedel_aggregator.errors import MALFORMED, damaged
-from fedel_aggregator.protection import protection_of, upload_of
+from fedel_aggregator.protection import protection_of, server_of, upload_of
 
 HEADER_FILE = "run.pb"
 
@@ -52,10 +52,11 @@ def strategy_of(header: ModelHeader) -> Strategy:
 def _check_settings(header: ModelHeader, strategy: Strategy, spec: ModelSpec) -> None:
     try:
         protection, upload = protection_of(header, strategy, spec), upload_of(header)
+        server_of(header)
     except FedelError as error:
         raise UpdateRefused("header", str(error)) from None
     except MALFORMED as error:
-        raise UpdateRefused("header", f"protection_json or upload_json is not valid JSON: {error}") from None
+        raise UpdateRefused("header", f"a table of the settings is not valid JSON: {error}") from None
     if protection.secure and upload.compression != "none":
         raise UpdateRefused(
             "header", "a run with secure aggregation has no compression: it sums masked tensors"

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fedel_services.threads import in_thread
@@ -15,6 +16,7 @@ from grpc import aio
 
 from fedel.errors import FedelError, UpdateRefused
 from fedel.roles.gate import objection_to_wanted
+from fedel.strategies.server_steps import AVERAGE
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.v1 import model_pb2
 from fedel.wire.payload import CHUNK_BYTES
@@ -22,7 +24,8 @@ from fedel.wire.views import UploadPiece, model_piece
 from fedel_aggregator.limits import Pace, idle
 from fedel_aggregator.permits import ClientStream
 from fedel_aggregator.run import ShardRun
-from fedel_aggregator.tensor_file import TensorFile
+from fedel_aggregator.tensor_file import Place, TensorFile
+from fedel_aggregator.versions import Meta
 
 T = TypeVar("T")
 BATCH_BYTES = 1024 * 1024
@@ -154,15 +157,10 @@ async def send_model(
     ``make_room`` is called when a caller does not read: others need not wait for it.
     """
     version = run.version if request.version < 0 else request.version
-    meta = await in_thread(run.meta, version)
-    await in_thread(run.versions.verify, meta)
-    # A caller that is ahead of us holds another history: it gets everything.
-    held = _held(run, request)
-    names = [name for name, has in held.items() if has > version or meta.changed[name] > has]
-    with await in_thread(run.versions.open, version) as file:
-        manifest = [_entry(name, file, meta.crc32[name]) for name in names]
-        content = pb.ModelContent(version=version, tensors=manifest)
-        sending = asyncio.ensure_future(_send(context, content, file, list(_pieces(file, names)), pace))
+    found = await in_thread(_find, run, request, await in_thread(run.meta, version))
+    with found.file:
+        content = pb.ModelContent(version=version, tensors=found.manifest())
+        sending = asyncio.ensure_future(_send(context, content, found, pace))
         try:
             return await _watch(sending, pace, ClientStream())
         except UpdateRefused:
@@ -174,6 +172,39 @@ async def send_model(
         finally:
             sending.cancel()
             await asyncio.wait({sending})
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is sent, and where it lies."""
+
+    file: TensorFile
+    stored: Mapping[str, str]
+    """By the name of a tensor, its name in the file."""
+    crc32: Mapping[str, int]
+    """By the name in the file."""
+
+    def manifest(self) -> Iterator[model_pb2.TensorManifest]:
+        for name, stored in self.stored.items():
+            yield _entry(name, self.file.places[stored], self.crc32[stored])
+
+
+def _find(run: ShardRun, request: pb.GetModelRequest, meta: Meta) -> _Found:
+    held, versions = _held(run, request), run.versions
+    if not request.average:
+        versions.verify(meta)
+        # A caller that is ahead of us holds another history: it gets everything.
+        names = [name for name, has in held.items() if has > meta.version or meta.changed[name] > has]
+        return _Found(versions.open(meta.version), {name: name for name in names}, meta.crc32)
+    stored = {name: AVERAGE + name for name in held if AVERAGE + name in meta.state_crc32}
+    file = versions.open_state(meta) if stored else versions.open(meta.version)
+    try:
+        for name in stored.values():
+            file.verify(name, meta.state_crc32[name])
+    except BaseException:
+        file.close()
+        raise
+    return _Found(file, stored, meta.state_crc32)
 
 
 def _held(run: ShardRun, request: pb.GetModelRequest) -> dict[str, int]:
@@ -189,11 +220,9 @@ def _held(run: ShardRun, request: pb.GetModelRequest) -> dict[str, int]:
     return dict(zip(named, request.have_versions, strict=True))
 
 
-async def _send(
-    context: Any, content: pb.ModelContent, file: TensorFile, pieces: Sequence[tuple[int, int]], pace: Pace
-) -> int:
+async def _send(context: Any, content: pb.ModelContent, found: _Found, pace: Pace) -> int:
     await context.write(pb.GetModelResponse(content=content))
-    sent = 0
+    sent, file, pieces = 0, found.file, list(_pieces(found.file, list(found.stored.values())))
     for start in range(0, len(pieces), READ_PIECES):
         batch = pieces[start : start + READ_PIECES]
         for message, (_, num_bytes) in zip(await in_thread(_read, file, batch, sent), batch, strict=True):
@@ -205,8 +234,7 @@ async def _send(
     return sent
 
 
-def _entry(name: str, file: TensorFile, crc32: int) -> model_pb2.TensorManifest:
-    place = file.places[name]
+def _entry(name: str, place: Place, crc32: int) -> model_pb2.TensorManifest:
     return model_pb2.TensorManifest(
         name=name,
         dtype=model_pb2.DTYPE_FLOAT32,

@@ -139,17 +139,22 @@ class Versions:
             return {name: writer.put(name, state[name]) for name in names}
 
     def read_state(self, meta: Meta) -> dict[str, Array]:
-        path = self.state_path(meta.version)
         if not meta.state_crc32:
             return {}
+        with self.open_state(meta) as file:
+            return {name: file.tensor(name, crc32) for name, crc32 in meta.state_crc32.items()}
+
+    def open_state(self, meta: Meta) -> TensorFile:
+        """The strategy's and the server's own tensors, of a version that has any."""
+        path = self.state_path(meta.version)
         try:
             file = TensorFile(path)
         except FileNotFoundError:
             raise damaged("version file", path, "it is missing") from None
-        with file:
-            if file.places.keys() != meta.state_crc32.keys():
+        if file.places.keys() != meta.state_crc32.keys():
+            with file:
                 raise damaged("version file", path, "it does not have the tensors that were written")
-            return {name: file.tensor(name, crc32) for name, crc32 in meta.state_crc32.items()}
+        return file
 
     def write_sealed(self, version: int, answer: SealRoundResponse) -> None:
         write_private(self._sealed_path(version), answer.SerializeToString())

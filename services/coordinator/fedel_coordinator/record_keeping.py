@@ -79,6 +79,7 @@ class RecordKeeper:
             records=[RoundRecord.from_json(text) for text in self._store.records(row.name)],
             wall_seconds=max(0.0, (row.ended_at or row.created_at) - row.created_at),
             model_version=row.model_version,
+            average=self._planner.run.server.average,
         )
 
 
