@@ -71,23 +71,29 @@ def audit_cifar10(folder: Path) -> list[str]:
     return [f"{file}: {size:,} images, expected 10,000" for file, size in sizes.items() if size != 10_000]
 
 
-def mnist(folder: Path, *, augment: bool = False) -> Dataset:
-    return _idx_dataset("mnist", folder, DIGITS, augment, flip=False)
+def mnist(folder: Path, *, augment: bool = False, size: int = 0) -> Dataset:
+    """``size`` 14 or 7 gives smaller images, as for Tiny ImageNet."""
+    return _idx_dataset("mnist", folder, DIGITS, augment, flip=False, size=size)
 
 
-def fashion_mnist(folder: Path, *, augment: bool = True) -> Dataset:
-    return _idx_dataset("fashion-mnist", folder, CLOTHES, augment, flip=True)
+def fashion_mnist(folder: Path, *, augment: bool = True, size: int = 0) -> Dataset:
+    """``size`` 14 or 7 gives smaller images, as for Tiny ImageNet."""
+    return _idx_dataset("fashion-mnist", folder, CLOTHES, augment, flip=True, size=size)
 
 
-def _idx_dataset(name: str, folder: Path, classes: tuple[str, ...], augment: bool, flip: bool) -> Dataset:
+def _idx_dataset(
+    name: str, folder: Path, classes: tuple[str, ...], augment: bool, flip: bool, size: int
+) -> Dataset:
     splits = []
     for part in ("train", "t10k"):
         images, labels = (
             _idx_file(name, folder, f"{part}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")
         )
-        splits.append(Split(read_idx(images)[:, None], read_idx(labels).astype(np.int64)))
+        pixels = _shrunk(name, read_idx(images)[:, None], size)
+        splits.append(Split(pixels, read_idx(labels).astype(np.int64)))
     mean, std = measure(splits[0].x)
-    transform = Images(mean, std, padding=2 if augment else 0, flip=augment and flip)
+    padding = splits[0].x.shape[-1] // 14 if augment else 0
+    transform = Images(mean, std, padding=padding, flip=augment and flip)
     return Dataset(name, "image", splits[0], splits[1], classes, transform)
 
 

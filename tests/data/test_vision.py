@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from fedel.data import vision
+from fedel.data.dataset import Dataset
 from fedel.errors import DataError
 
 
@@ -115,6 +117,17 @@ def test_idx_plain_and_gzipped(tmp_path: Path) -> None:
     assert ((5, 1, 28, 28), [0, 1, 2]) == (data.train.x.shape, data.test.y.tolist())
     x, _ = data.train_batch(np.arange(5))
     assert abs(x.mean()) < 0.01
+
+
+@pytest.mark.parametrize("read", [vision.mnist, vision.fashion_mnist])
+def test_mnist_halved_averages_squares_of_pixels(tmp_path: Path, read: Callable[..., Dataset]) -> None:
+    write_mnist(tmp_path)
+    whole, half = read(tmp_path, augment=True), read(tmp_path, augment=True, size=14)
+    assert half.train.x.shape[1:] == half.test.x.shape[1:] == half.input_shape == (1, 14, 14)
+    assert abs(int(half.test.x[1, 0, 3, 4]) - whole.test.x[1, 0, 6:8, 8:10].mean()) <= 0.5
+    assert abs(half.train_batch(np.arange(5))[0].std() - 1) < 0.1, "normalised by the halved images' own spread"
+    with pytest.raises(DataError, match="mnist: size = 8"):
+        read(tmp_path, size=8)
 
 
 def test_idx_round_trip(tmp_path: Path) -> None:
