@@ -13,6 +13,7 @@ from fedel.experiments.plans import PlannedRun
 from fedel.experiments.runner import DONE
 from fedel.experiments.scale import Scale
 from fedel.experiments.sections import Section, Table
+from fedel.experiments.stats import ANSWERS
 
 _STYLE = "details { margin: .2rem 0; } .claims td { white-space: normal; text-align: left; }"
 
@@ -41,14 +42,14 @@ def _headline(report: Report) -> list[str]:
 
 def _tally(report: Report) -> tuple[list[str], list[list[str]]]:
     """How many claims of each section hold; the rest of the page shows why."""
-    words = ("holds", "does not hold", "not known yet")
     counts = [
-        (section.title, Counter(verdict.word for verdict in section.verdicts))
+        (section.title, Counter(verdict.answer for verdict in section.verdicts))
         for section in report.sections
         if section.verdicts
     ]
     counts.append(("all", sum((found for _, found in counts), Counter[str]())))
-    return ["claims on", *words], [[title, *(str(found[word]) for word in words)] for title, found in counts]
+    rows = [[title, *(str(found[answer]) for answer in ANSWERS)] for title, found in counts]
+    return ["claims on", *ANSWERS], rows
 
 
 def page(report: Report) -> str:
@@ -94,7 +95,7 @@ def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _verdicts(section: Section) -> tuple[list[str], list[list[str]]]:
-    return ["claim", "verdict", "numbers"], [[v.claim, v.word, v.numbers] for v in section.verdicts]
+    return ["claim", "verdict", "numbers"], [[v.claim, v.answer, v.numbers] for v in section.verdicts]
 
 
 def markdown(report: Report, pictures: str) -> str:
