@@ -12,9 +12,11 @@ from fedel import config
 from fedel.experiments.plans import PlannedRun
 from fedel.experiments.runner import DONE
 from fedel.experiments.scale import Scale
-from fedel.experiments.sections import Section, Table
+from fedel.experiments.sections import Picture, Section, Table
 from fedel.experiments.stats import ANSWERS
 
+OPENING = "headline"
+"""The experiment whose first picture opens the page."""
 _STYLE = "details { margin: .2rem 0; } .claims td { white-space: normal; text-align: left; }"
 
 
@@ -40,6 +42,12 @@ def _headline(report: Report) -> list[str]:
     ]
 
 
+def _opening(report: Report) -> list[Picture]:
+    """The picture that says most, if its runs are there."""
+    found = [p for section in report.sections if section.name == OPENING for p in section.pictures]
+    return found[:1]
+
+
 def _tally(report: Report) -> tuple[list[str], list[list[str]]]:
     """How many claims of each section hold; the rest of the page shows why."""
     counts = [
@@ -56,6 +64,7 @@ def page(report: Report) -> str:
     style = files("fedel.report").joinpath("report.css").read_text(encoding="utf-8")
     title = f"FedEL and the paper, scale {report.scale.name}"
     parts = [f"<h1>{title}</h1>", *(f"<p>{html.escape(line)}</p>" for line in _headline(report))]
+    parts += [f"<figure>{p.svg}</figure><p class=note>{html.escape(p.caption)}</p>" for p in _opening(report)]
     parts.append(_html_table(*_tally(report)))
     for section in report.sections:
         parts.append(f"<h2 id={section.name}>{html.escape(section.title)}</h2>")
@@ -100,6 +109,7 @@ def _verdicts(section: Section) -> tuple[list[str], list[list[str]]]:
 
 def markdown(report: Report, pictures: str) -> str:
     lines = [f"# FedEL and the paper, scale `{report.scale.name}`", ""]
+    lines += [f"![{p.caption}]({pictures}/{p.name}.svg)\n\n{p.caption}\n" for p in _opening(report)]
     lines += [
         "Made by `fedel experiment`; `docs/experiments.md` explains how, and what the numbers mean. "
         "`docs/LOG.md` says what we found about claims that do not hold.",
