@@ -30,6 +30,7 @@ from fedel.strategies.base import (
     train_spec_for,
     update_of,
 )
+from fedel.strategies.teaching import TaughtTrainer
 from fedel.types import (
     FREE,
     Fold,
@@ -75,6 +76,9 @@ class FedEL(Method):
     """Windows that fit the budget as a whole, instead of just above it: each begins behind the one before, and
     is trained whole without a probe. The paper's rule leaves out what has the longest way back, so slow
     devices hardly train the first blocks."""
+    teach: float = 0.0
+    """Train all exits inside the window, each also by the mean of the others' logits, with this weight; 0: the
+    exit at its front alone, as in the paper."""
     dp: str = "exact"
     """Tensor selection: ``exact``, or ``official`` for ElasticTrainer's own dynamic programme."""
     weighting: str = "uniform"
@@ -93,6 +97,8 @@ class FedEL(Method):
             raise ValueError(f"beta = {self.beta:g}: the share of local importance lies between 0 and 1")
         if self.hold_rounds < 1:
             raise ValueError(f"hold_rounds = {self.hold_rounds}: a window is held for at least 1 round")
+        if self.teach < 0:
+            raise ValueError(f"teach = {self.teach:g}: a weight is at least 0, which switches it off")
         if self.prefix_cache_mb < 0:
             raise ValueError(f"prefix_cache_mb = {self.prefix_cache_mb}: 0 is the least, and keeps nothing")
         check_scope(self.budget_scope, SCOPES)
@@ -113,11 +119,13 @@ class FedEL(Method):
 
     def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:
         """Blocks up to the window's front, and the exits through which the window trains."""
+        trainer = self._taught(trainer)
         window = self.slide(task, memory, trainer).window
         assert window is not None
         return trainer.spec.tensors_for(trainer.spec.exits_for(window.end, window.front))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        trainer = self._taught(trainer)
         memory = self.slide(task, memory, trainer)  # line 11
         prices, window = Prices.of(task, trainer, self.budget_scope), memory.window
         assert window is not None
@@ -146,6 +154,9 @@ class FedEL(Method):
             over_budget=not choice.in_budget,
         )
         return update, replace(memory, selected=update.report.selected)
+
+    def _taught(self, trainer: Trainer) -> Trainer:
+        return TaughtTrainer(trainer, self.teach) if self.teach else trainer
 
     def _choose_in_memory(self, task: Task, window: Window, trainer: Trainer, prices: Prices) -> Choice:
         """What fits of the front block where not even its probe does."""

@@ -15,6 +15,7 @@ from fedel.strategies.depthfl import Distillation, FedDyn
 from fedel.strategies.fedprox import Pull
 from fedel.strategies.fiarse import LargeWeights
 from fedel.strategies.heterofl import OwnClasses, Scaler
+from fedel.strategies.teaching import Teaching
 from fedel.types import Fold, Memory, ModelSpec, Role, Strategy, TrainSpec, Window
 from tests.simulation.history import run_rounds
 
@@ -35,8 +36,21 @@ VARIANTS: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS}
     "pyramidfl+drop": {"name": "pyramidfl", "drop_low": 0.1, "drop_high": 0.6},
     "fiarse+optimistic": {"name": "fiarse", "clock": "optimistic"},
     "fednova+fedel": {"name": "fednova", "base": {"name": "fedel"}},
+    "fedel+teach": {"name": "fedel", "teach": 0.5, "start": "spread"},
+    "fedel+within": {"name": "fedel", "window_within": True},
 }
-BUDGETED = ("elastictrainer", "fedel", "heterofl", "fiarse+optimistic", "fedavg-cut", "fedavg-fast")
+BUDGETED = (
+    *(
+        "elastictrainer",
+        "fedel",
+        "fedel+teach",
+        "fedel+within",
+        "heterofl",
+        "fiarse+optimistic",
+        "fedavg-cut",
+        "fedavg-fast",
+    ),
+)
 NUM_FAST = 2
 """Of the eight devices: all that fedavg-fast can take."""
 
@@ -164,6 +178,7 @@ CHANGES: dict[str, TrainSpec] = {
     "large weights": replace(SPEC, hooks=(LargeWeights((BIAS,), 0.5),)),
     "feddyn": replace(SPEC, hooks=(FedDyn(0.1, {}),)),
     "drift": replace(SPEC, hooks=(FedDyn(0.1, {BIAS: np.ones(4, np.float32)}),)),
+    "teaching": replace(SPEC, hooks=(Teaching(0.1),)),
     "two hooks": replace(SPEC, hooks=(Distillation(0.1), Pull(0.1))),
 } | {f"work.{name}": replace(SPEC, work=replace(WORK, **{name: value})) for name, value in WORK_CHANGES.items()}
 
