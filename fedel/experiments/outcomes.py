@@ -153,8 +153,9 @@ class Race:
         if not self.runs:
             return ""
         ours, theirs = (sum(t < math.inf for t in times) for times in zip(*self.times, strict=True))
-        factor = "" if not ours and not theirs else f"{shown(self.ratio, 2)} times, "
-        return f"{factor}reached by {ours} and {theirs} of {len(self.runs)} runs"
+        total = len(self.runs)
+        factor = f"{shown(self.ratio, 2)} times, " if ours == theirs == total else ""
+        return f"{factor}reached by {ours} and {theirs} of {total} runs"
 
 
 class Outcomes:
