@@ -8,7 +8,6 @@ from itertools import pairwise
 from fedel.audit.books import Books
 from fedel.audit.findings import ILLEGAL, Findings
 from fedel.core.budgeted import Prices
-from fedel.core.window import slide
 from fedel.records import ClientRecord
 from fedel.strategies import build
 from fedel.strategies.fedel import FedEL
@@ -67,9 +66,10 @@ def _check_inside(books: Books, client: str, each: _Round, spec: ModelSpec, find
 
 
 def _check_first(books: Books, client: str, first: _Round, method: FedEL, findings: Findings) -> None:
-    expected = _front(books, client, None, first, method)
-    if first.window.end != 1 or first.window.front != expected or first.entry.resets:
-        _report(books, client, first, Window(1, expected), findings)
+    end = 1 if method.start == "first" else first.window.end
+    expected = _by_rules(books, client, None, first, method) or Window(end, first.window.front)
+    if first.window != expected or first.entry.resets:
+        _report(books, client, first, expected, findings)
 
 
 def _check_slide(
@@ -83,37 +83,34 @@ def _check_slide(
     end = 1
     if not was_last:
         blocks = {books.spec.by_name[n].block for n in before.entry.selected if n in books.spec.by_name}
-        leaves_all = method.variant == "disjoint" or not blocks
+        leaves_all = method.variant == "disjoint" or method.window_within or not blocks
         end = before.window.front + 1 if leaves_all else min(blocks)
-    front = _front(books, client, before, after, method)
+    known = _by_rules(books, client, before, after, method)
+    front = known.front if known else max(after.window.front, 1 if was_last else before.window.front + 1)
     resets = before.entry.resets + (was_last and not held)
     if (end, front, resets) != (after.window.end, after.window.front, after.entry.resets):
         _report(books, client, after, Window(end, front), findings)
 
 
-def _front(books: Books, client: str, before: _Round | None, after: _Round, method: FedEL) -> int:
-    """The front that the rules give, or any legal one where the client's timing profile is not known.
+def _by_rules(books: Books, client: str, before: _Round | None, after: _Round, method: FedEL) -> Window | None:
+    """A window with the front that the rules give; ``None`` where the client's timing profile is not known.
 
     The profile of the last join is the one it used in that round if it predicts the same seconds.
     """
     spec, profile = books.spec, books.profiles.get(client)
     assert spec is not None
-    free = 1 if before is None or before.window.front >= spec.num_blocks else before.window.front + 1
     task, entry = after.task, after.entry
     # What a device found out about its own memory nobody else knows.
     if profile is None or task is None or task.memory_bytes:
-        return max(after.window.front, free)
+        return None
     if task.speed.slowness != 1:
         profile = profile.scaled(task.speed.slowness)
     prices = Prices.on(task, spec, profile, entry.num_samples, method.budget_scope)
     cost, steps = prices.step(entry.selected, after.window), entry.num_steps
     predicted = (cost.forward_seconds * steps, cost.backward_seconds * steps)
     if predicted != (entry.predicted_forward_seconds, entry.predicted_backward_seconds):
-        return max(after.window.front, free)
-    within = method.budget_scope != "backward"
-    budget = task.budget_seconds - (prices.profile.overhead_seconds if within else 0.0)
-    window = before.window if before is not None else None
-    return slide(window, (), prices.block_seconds(), budget, method.variant, within).front
+        return None
+    return method.next_window(before.window if before is not None else None, (), prices, task.seed)
 
 
 def _report(books: Books, client: str, each: _Round, expected: Window, findings: Findings) -> None:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from fedel.records import RoundRecord
 
 NAMES = (
+    "headline",
+    "ablation",
     "table1",
-    "longer",
     "deviation",
     "composition",
     "rollback",
@@ -34,6 +35,7 @@ NAMES = (
     "devices",
 )
 EXAMPLE = """example:
+  fedel experiment headline --scale small
   fedel experiment table1 --scale small --tasks cifar10
   fedel experiment all --scale small --list             # which runs it needs
   fedel experiment all --scale small --only-report      # from the runs done so far
@@ -56,7 +58,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         type=_words,
         default=(),
         metavar="A,B",
-        help="some of cifar10, tiny-imagenet, speech, text",
+        help="some of the scale's tasks, such as cifar10, speech, text",
     )
     add(
         "--seeds",
@@ -116,7 +118,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _summary(made: Report) -> None:
     for section in made.sections:
         for verdict in section.verdicts:
-            print(f"{verdict.word}: {verdict.claim} ({verdict.numbers})")
+            print(f"{verdict.answer}: {verdict.claim} ({verdict.numbers})")
     for section in made.sections:
         if section.missing:
             print(f"{section.name}: these runs are missing: {'; '.join(section.missing)}")

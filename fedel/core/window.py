@@ -81,6 +81,24 @@ def slide(
     return shrink(wanted, window.front + 1, last, in_memory)
 
 
+def whole_window(window: Window | None, last: int, in_budget: Callable[[Window], bool]) -> Window:
+    """The blocks behind ``window`` that the budget pays for as a whole, one at least; after the last block it
+    starts again.
+
+    >>> w = whole_window(None, 5, lambda w: w.front - w.end < 2); w
+    Window(end=1, front=2)
+    >>> w = whole_window(whole_window(w, 5, lambda w: w.front - w.end < 2), 5, lambda w: False); w
+    Window(end=5, front=5)
+    >>> whole_window(w, 5, lambda w: True)
+    Window(end=1, front=5)
+    """
+    end = 1 if window is None or window.front >= last else window.front + 1
+    front = end
+    while front < last and in_budget(Window(end, front + 1)):
+        front += 1
+    return Window(end, front)
+
+
 def shrink(wanted: Window, first_front: int, last: int, in_memory: Callable[[Window], bool]) -> Window:
     """The window nearest to ``wanted`` that fits the memory: with fewer new blocks, one at least; else with
     fewer old ones; else at the next block that fits by itself. Where none does, ``wanted`` as it is.

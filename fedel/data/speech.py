@@ -16,7 +16,7 @@ import numpy as np
 from fedel.data.dataset import Dataset, Split
 from fedel.data.files import decoded, listed
 from fedel.data.melspec import RATE, TOP_DB, log_mel, stft, to_bytes
-from fedel.data.transforms import LogMel, measure
+from fedel.data.transforms import LogMel, measure, shrunk
 from fedel.data.waves import Waves, one_second, read_wav, upsample
 from fedel.errors import DataError
 from fedel.types import Array
@@ -29,20 +29,23 @@ _HASH_RANGE = 2**27 - 1
 
 
 def speech_commands(
-    folder: Path, *, waves: bool = False, augment: bool = True, normalise: bool = True
+    folder: Path, *, waves: bool = False, augment: bool = True, normalise: bool = True, size: int = 0
 ) -> Dataset:
     """One folder of wav files per word, in ``folder`` or one directory deeper; or a ready log-mel ``.npz``.
 
     With ``waves`` the sound itself is kept (32 kB per clip) and augmented as sound, else as log-mel images.
-    Without ``normalise`` the images are in decibels, -80 to 0, as in FedScale's benchmark.
+    Without ``normalise`` the images are in decibels, -80 to 0, as in FedScale's benchmark. ``size`` 16 or 8
+    gives smaller images.
     """
+    if waves and size:
+        raise DataError(f"speech-commands: size = {size} shrinks images; with waves = true there are none")
     ready = listed(folder, "*.npz") if folder.is_dir() else [folder]
     if ready:
         if waves:
             raise DataError(
                 f"{ready[0]}: contains no sound, only log-mel; set waves = false or get the wav archive"
             )
-        return ready_log_mel(ready[0], augment=augment, normalise=normalise)
+        return ready_log_mel(ready[0], augment=augment, normalise=normalise, size=size)
     place = _words_folder(folder)
     words = tuple(p.name for p in listed(place) if p.is_dir() and p.name != "_background_noise_")
     files = [file for word in words for file in listed(place / word, "*.wav")]
@@ -51,7 +54,7 @@ def speech_commands(
     speakers = [f.name.split("_nohash_")[0] for f in files]
     noise = _background_noise(place / "_background_noise_") if waves else None
     clips = _Clips(place, files, RATE, labels, parts, speakers, waves)
-    return _assemble("speech-commands", words, clips, augment, normalise, noise)
+    return _assemble("speech-commands", words, clips, augment, normalise, noise, size)
 
 
 def _words_folder(folder: Path) -> Path:
@@ -135,10 +138,18 @@ class _Clips:
 
 
 def _assemble(
-    name: str, words: tuple[str, ...], clips: _Clips, augment: bool, normalise: bool, noise: Array | None
+    name: str,
+    words: tuple[str, ...],
+    clips: _Clips,
+    augment: bool,
+    normalise: bool,
+    noise: Array | None,
+    size: int = 0,
 ) -> Dataset:
     key = "waves" if clips.waves else "logmel32"
     x = decoded(clips.place, key, clips.files, clips.read)["x"]
+    if not clips.waves:
+        x = shrunk(name, x, size)
     names = tuple(sorted(set(clips.speakers)))
     ids = {speaker: number for number, speaker in enumerate(names)}
     users = np.array([ids[s] for s in clips.speakers])
@@ -154,14 +165,14 @@ def _assemble(
 def _images(x: Array, augment: bool, normalise: bool) -> LogMel:
     """How bytes become model input: in units of the standard deviation of ``x``, or in decibels."""
     mean, std = measure(x) if normalise else ((1.0,), (1.0 / TOP_DB,))
-    return LogMel(mean, std, shift=8 if augment else 0)
+    return LogMel(mean, std, shift=x.shape[-1] // 4 if augment else 0)
 
 
 def _part(x: Array, y: Array, users: Array | None, chosen: Array) -> Split:
     return Split(x[chosen], y[chosen], None if users is None else users[chosen])
 
 
-def ready_log_mel(path: Path, *, augment: bool = True, normalise: bool = True) -> Dataset:
+def ready_log_mel(path: Path, *, augment: bool = True, normalise: bool = True, size: int = 0) -> Dataset:
     """An ``.npz`` with ``x`` (N, 32, 32) uint8, ``y``, ``words``, ``speaker`` and ``split`` (0, 1, 2).
 
     The bytes of the known file are a fixed scale of power, about 2.5 per decibel with 0 dB at 194, in HTK bands
@@ -175,9 +186,10 @@ def ready_log_mel(path: Path, *, augment: bool = True, normalise: bool = True) -
         raise DataError(
             f"{path}: expected x of uint8 (N, mel, frames) and N of y, speaker, split; found {shapes}"
         )
+    x = shrunk("speech-commands", x[:, None], size)
     users = arrays["speaker"].astype(np.int64)
     labels = y.astype(np.int64)
-    train, test = (_part(x[:, None], labels, users, parts == which) for which in (TRAIN, TEST))
+    train, test = (_part(x, labels, users, parts == which) for which in (TRAIN, TEST))
     names = tuple(f"speaker-{n:04d}" for n in range(int(users.max()) + 1))
     words = tuple(str(w) for w in arrays["words"])
     transform = _images(train.x, augment, normalise)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedel.data.dataset import IGNORE
+from fedel.errors import DataError
 from fedel.seeds import derive, generator
 from fedel.types import Array
 
@@ -128,3 +129,14 @@ class Plain:
     def __call__(self, x: Array, y: Array, _: np.random.Generator | None) -> tuple[Array, Array]:
         dtype = np.float32 if np.issubdtype(x.dtype, np.floating) else np.int64
         return x.astype(dtype), y.astype(np.int64)
+
+
+def shrunk(name: str, pixels: Array, size: int) -> Array:
+    """Images (N, C, H, W) of bytes at ``size`` pixels, each the mean of a square; 0 leaves them as they are."""
+    full = pixels.shape[-1]
+    size = size or full
+    if size < 0 or full % size:
+        raise DataError(f"{name}: size = {size}: images of {full} pixels can be halved, to {full // 2}, ...")
+    side = full // size
+    squares = pixels.reshape(*pixels.shape[:2], size, side, size, side)
+    return squares.mean((3, 5), dtype=np.float32).round().astype(np.uint8) if side > 1 else pixels

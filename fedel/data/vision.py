@@ -14,6 +14,7 @@ from fedel.data.dataset import Dataset, Split
 from fedel.data.files import decoded, first_with, listed
 from fedel.data.safe_pickle import load_numbers
 from fedel.data.transforms import Images, measure
+from fedel.data.transforms import shrunk as _shrunk
 from fedel.errors import DataError
 from fedel.types import Array
 
@@ -174,16 +175,6 @@ def tiny_imagenet(folder: Path, *, augment: bool = True, size: int = 0) -> Datas
         tuple(words.get(wnid, wnid) for wnid in wnids),
         Images(TINY_MEAN, TINY_STD, padding=pixels.shape[-1] // 8 if augment else 0, flip=augment),
     )
-
-
-def _shrunk(name: str, pixels: Array, size: int) -> Array:
-    full = pixels.shape[-1]
-    size = size or full
-    if size < 0 or full % size:
-        raise DataError(f"{name}: size = {size}: images of {full} pixels can be halved, to {full // 2}, ...")
-    side = full // size
-    squares = pixels.reshape(*pixels.shape[:2], size, side, size, side)
-    return squares.mean((3, 5), dtype=np.float32).round().astype(np.uint8) if side > 1 else pixels
 
 
 def _tiny_val(place: Path, wnids: tuple[str, ...]) -> tuple[list[Path], list[int]]:

@@ -12,8 +12,11 @@ from fedel import config
 from fedel.experiments.plans import PlannedRun
 from fedel.experiments.runner import DONE
 from fedel.experiments.scale import Scale
-from fedel.experiments.sections import Section, Table
+from fedel.experiments.sections import Picture, Section, Table
+from fedel.experiments.stats import ANSWERS
 
+OPENING = "headline"
+"""The experiment whose first picture opens the page."""
 _STYLE = "details { margin: .2rem 0; } .claims td { white-space: normal; text-align: left; }"
 
 
@@ -39,22 +42,29 @@ def _headline(report: Report) -> list[str]:
     ]
 
 
+def _opening(report: Report) -> list[Picture]:
+    """The picture that says most, if its runs are there."""
+    found = [p for section in report.sections if section.name == OPENING for p in section.pictures]
+    return found[:1]
+
+
 def _tally(report: Report) -> tuple[list[str], list[list[str]]]:
     """How many claims of each section hold; the rest of the page shows why."""
-    words = ("holds", "does not hold", "not known yet")
     counts = [
-        (section.title, Counter(verdict.word for verdict in section.verdicts))
+        (section.title, Counter(verdict.answer for verdict in section.verdicts))
         for section in report.sections
         if section.verdicts
     ]
     counts.append(("all", sum((found for _, found in counts), Counter[str]())))
-    return ["claims on", *words], [[title, *(str(found[word]) for word in words)] for title, found in counts]
+    rows = [[title, *(str(found[answer]) for answer in ANSWERS)] for title, found in counts]
+    return ["claims on", *ANSWERS], rows
 
 
 def page(report: Report) -> str:
     style = files("fedel.report").joinpath("report.css").read_text(encoding="utf-8")
     title = f"FedEL and the paper, scale {report.scale.name}"
     parts = [f"<h1>{title}</h1>", *(f"<p>{html.escape(line)}</p>" for line in _headline(report))]
+    parts += [f"<figure>{p.svg}</figure><p class=note>{html.escape(p.caption)}</p>" for p in _opening(report)]
     parts.append(_html_table(*_tally(report)))
     for section in report.sections:
         parts.append(f"<h2 id={section.name}>{html.escape(section.title)}</h2>")
@@ -94,11 +104,12 @@ def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _verdicts(section: Section) -> tuple[list[str], list[list[str]]]:
-    return ["claim", "verdict", "numbers"], [[v.claim, v.word, v.numbers] for v in section.verdicts]
+    return ["claim", "verdict", "numbers"], [[v.claim, v.answer, v.numbers] for v in section.verdicts]
 
 
 def markdown(report: Report, pictures: str) -> str:
     lines = [f"# FedEL and the paper, scale `{report.scale.name}`", ""]
+    lines += [f"![{p.caption}]({pictures}/{p.name}.svg)\n\n{p.caption}\n" for p in _opening(report)]
     lines += [
         "Made by `fedel experiment`; `docs/experiments.md` explains how, and what the numbers mean. "
         "`docs/LOG.md` says what we found about claims that do not hold.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +33,7 @@ def curves(methods: Mapping[str, Sequence[Outcome]], target: float | None = None
 
     def picture(axes: Any) -> None:
         for i, (label, outcomes) in enumerate(methods.items()):
-            seconds, values = mean_curve(outcomes)
+            seconds, _, values, _ = band([outcome.curve for outcome in outcomes])
             axes.plot(
                 [s / 60 for s in seconds],
                 values,
@@ -52,11 +54,78 @@ def curves(methods: Mapping[str, Sequence[Outcome]], target: float | None = None
     return draw(picture)
 
 
-def mean_curve(outcomes: Sequence[Outcome]) -> tuple[list[float], list[float]]:
-    """Mean time and metric over seeds, for each test."""
-    tests = list(zip(*(outcome.curve for outcome in outcomes), strict=False))
-    count = len(outcomes)
-    return [sum(s for s, _ in t) / count for t in tests], [sum(v for _, v in t) / count for t in tests]
+def over_time(panels: Mapping[str, tuple[Mapping[str, Sequence[Outcome]], str]], target: float) -> str:
+    """Metric over time, side by side for each clock: the mean over seeds and a band from lowest to highest.
+
+    The first line is the one to look at; it is compared with FedAvg at a share ``target`` of FedAvg's plateau.
+    """
+
+    def picture(grid: Any) -> None:
+        for number, (axes, (title, (lines, scope))) in enumerate(zip(grid[0], panels.items(), strict=True)):
+            fedavg = lines.get("FedAvg", ())
+            whole = statistics.fmean(o.seconds(scope) for o in fedavg) / 100 if fedavg else 1.0
+            for name, outcomes in lines.items():
+                look = LOOKS.get(name, LOOKS["other"])
+                seconds, low, middle, high = band([o.curve_on(scope) for o in outcomes])
+                times = [s / whole for s in seconds]
+                axes.plot(times, middle, label=name, **look)
+                axes.fill_between(times, low, high, color=look["color"], alpha=0.13, linewidth=0)
+            axes.set(title=title, xlim=(0, None))
+            axes.set_xlabel("training time (% of FedAvg's run)" if fedavg else "training time (seconds)")
+            _mark(axes, lines, scope, whole, target)
+            outcome = next(iter(lines.values()))[0] if lines else None
+            if outcome is not None and outcome.lower_is_better:
+                axes.set_yscale("log")
+            if number == 0 and outcome is not None:
+                axes.set_ylabel("test perplexity" if outcome.lower_is_better else "test accuracy (%)")
+        handles = dict(zip(*reversed(grid[0][0].get_legend_handles_labels()), strict=True))
+        grid[0][0].figure.legend(handles.values(), handles, frameon=False, loc="outside lower center", ncols=3)
+
+    return draw(picture, width=9.6, height=4.4, ncols=len(panels), sharey=True, squeeze=False)
+
+
+LOOKS: Mapping[str, Any] = {
+    "FedEL, preset": {"color": COLOURS[0], "linewidth": 2.6, "zorder": 5},
+    "FedEL as in the paper": {"color": COLOURS[0], "linewidth": 1.3, "linestyle": (0, (4, 1.5))},
+    "FedAvg": {"color": COLOURS[1], "linewidth": 2.2, "zorder": 4},
+    "control: fewer steps on slow devices": {"color": COLOURS[2], "linewidth": 1.3},
+    "control: only the fast devices": {"color": COLOURS[3], "linewidth": 1.3},
+    "other": {"color": COLOURS[4], "linewidth": 1.3},
+}
+
+
+def _mark(axes: Any, lines: Mapping[str, Sequence[Outcome]], scope: str, whole: float, share: float) -> None:
+    """An arrow from when the first line reaches the target to when FedAvg does, with how many times sooner."""
+    first, fedavg = next(iter(lines.values()), ()), lines.get("FedAvg", ())
+    if not fedavg:
+        return
+    target = statistics.fmean(o.target(share) for o in fedavg)
+    axes.axhline(target, color="black", linestyle=":", linewidth=0.8)
+    ours, theirs = ([o.seconds_to(target, scope) / whole for o in runs] for runs in (first, fedavg))
+    if first is fedavg or math.inf in (*ours, *theirs) or not ours:
+        return
+    here, there = statistics.fmean(ours), statistics.fmean(theirs)
+    axes.annotate("", (here, target), (there, target), arrowprops={"arrowstyle": "->", "linewidth": 1.4})
+    word = f"{there / here:.1f} x sooner" if there >= here else f"{here / there:.1f} x later"
+    axes.annotate(word, ((here + there) / 2, target), xytext=(0, 4), textcoords="offset points", ha="center")
+
+
+def band(
+    curves: Sequence[Sequence[tuple[float, float]]],
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Mean seconds, lowest, mean and highest value over seeds, for each test.
+
+    >>> band([[(1.0, 10.0), (2.0, 30.0)], [(1.0, 20.0), (4.0, 20.0)]])
+    ([1.0, 3.0], [10.0, 20.0], [15.0, 25.0], [20.0, 30.0])
+    """
+    tests = list(zip(*curves, strict=False))
+    values = [[v for _, v in test] for test in tests]
+    return (
+        [statistics.fmean(s for s, _ in test) for test in tests],
+        [min(v) for v in values],
+        [statistics.fmean(v) for v in values],
+        [max(v) for v in values],
+    )
 
 
 def bars(groups: Mapping[str, Mapping[str, Estimate]], ylabel: str, line: float | None = None) -> str:

@@ -16,8 +16,13 @@ from fedel.simulation.job import SimulationConfig
 from fedel.strategies import METHODS, build, describe
 
 BASELINES = ("fedavg", "elastictrainer", "heterofl", "depthfl", "pyramidfl", "timelyfl", "fiarse")
+CONTROLS = ("fedavg-cut", "fedavg-fast")
+"""Simple ways to keep T_th; not methods of the paper."""
+BEST = "fedel-best"
+"""FedEL with the scale's preset."""
+WHOLE_STEP = ", whole step"
+"""Marks a variant whose T_th counts the whole step."""
 BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-LONGER = "fedel, 2 x rounds"
 BUDGETS = (0.5, 0.75, 1.0)
 """T_th as a share of the fastest device's time for the whole model."""
 
@@ -29,8 +34,15 @@ class Variant:
     label: str
     strategy: Mapping[str, Any]
     job: Mapping[str, Any] = field(default_factory=dict)
-    longer: int = 1
-    """Multiplies the rounds of the task; the learning rate ends at the same value."""
+    preset: bool = False
+    """With all parts of the scale's preset."""
+    without: str = ""
+    """But this one."""
+
+    @property
+    def has_short_rounds(self) -> bool:
+        """Whether its rounds take about T_th, however slow the devices."""
+        return self.strategy["name"] not in ("fedavg", "pyramidfl")
 
 
 def _plain(*names: str) -> tuple[Variant, ...]:
@@ -51,7 +63,8 @@ def _around(wrapper: str, base: str) -> Variant:
     return Variant(label, {"name": wrapper, "base": {"name": base}})
 
 
-_EVERY = _plain(*BASELINES, "fedel")
+_EVERY = _plain(*BASELINES, "fedel", *CONTROLS)
+_BEST = Variant(BEST, {"name": "fedel"}, preset=True)
 _DISJOINT = Variant("fedel-c", {"name": "fedel", "variant": "disjoint"})
 
 
@@ -61,20 +74,30 @@ class Experiment:
     variants: tuple[Variant, ...]
     tasks: tuple[str, ...] = ()
     """Used if the scale does not name any; empty means all."""
+    leaves_out: bool = False
+    """Also the preset without each of its parts."""
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "table1": Experiment("Accuracy and time of FedEL and its baselines (table 1)", _EVERY),
-    "longer": Experiment(
-        "FedEL with twice the rounds: time to FedAvg's final metric",
-        (*_EVERY, Variant(LONGER, {"name": "fedel"}, longer=2)),
+    "headline": Experiment(
+        "FedEL, FedAvg and two controls over time",
+        (
+            *_plain("fedavg", *CONTROLS, "fedel"),
+            _BEST,
+            Variant("fedel" + WHOLE_STEP, {"name": "fedel"}, {"scope": "train"}),
+            Variant(BEST + WHOLE_STEP, {"name": "fedel"}, {"scope": "train"}, preset=True),
+        ),
     ),
+    "ablation": Experiment(
+        "What each part of the preset brings", (*_plain("fedavg", "fedel"), _BEST), leaves_out=True
+    ),
+    "table1": Experiment("Accuracy and time of FedEL and its baselines (table 1)", _EVERY),
     "deviation": Experiment(
         "Training time of a round compared with T_th (appendix C)",
         (
             *_plain("fedavg", "fedel"),
-            Variant("fedel, probe on top", {"name": "fedel", "probe_in_budget": False}),
-            Variant("fedel, whole step", {"name": "fedel"}, {"scope": "train"}),
+            Variant("fedel, probe in T_th", {"name": "fedel", "probe_in_budget": True}),
+            Variant("fedel" + WHOLE_STEP, {"name": "fedel"}, {"scope": "train"}),
         ),
     ),
     "composition": Experiment(
@@ -143,11 +166,24 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
             continue
         task = scale.tasks[name]
         for seed in range(1, (seeds or setting.seeds or task.seeds) + 1):
-            for variant in planned.variants:
-                job = _longer(overlaid(overlaid(task.job, setting.job), variant.job), variant.longer)
-                table = _effective(job, variant.strategy, seed, scale, f"{scale.name}: {name}")
+            for variant in (*planned.variants, *(_all_but_one(scale) if planned.leaves_out else ())):
+                job = _job(overlaid(task.job, setting.job), variant, scale)
+                job = _longer(job, setting.longer if variant.has_short_rounds else 1)
+                table = _effective(job, seed, f"{scale.name}: {name}")
                 runs.append(PlannedRun(experiment, variant.label, name, seed, table))
     return sorted(runs, key=lambda run: run.seed)
+
+
+def _all_but_one(scale: Scale) -> list[Variant]:
+    return [Variant(f"without {part}", {"name": "fedel"}, preset=True, without=part) for part in scale.preset]
+
+
+def _job(job: Mapping[str, Any], variant: Variant, scale: Scale) -> Mapping[str, Any]:
+    job = overlaid({**job, "strategy": _with_options(variant.strategy, scale)}, variant.job)
+    for part, change in scale.preset.items():
+        if variant.preset and part != variant.without:
+            job = overlaid(job, change)
+    return job
 
 
 def _longer(job: Mapping[str, Any], times: int) -> Mapping[str, Any]:
@@ -165,11 +201,9 @@ def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     return sorted(found.values(), key=lambda run: run.seed)
 
 
-def _effective(
-    job: Mapping[str, Any], strategy: Mapping[str, Any], seed: int, scale: Scale, where: str
-) -> dict[str, Any]:
+def _effective(job: Mapping[str, Any], seed: int, where: str) -> dict[str, Any]:
     """The job as it is stored, with the strategy's defaults, so that a changed default gives a new run."""
-    parsed = SimulationConfig.parse({**job, "seed": seed, "strategy": _with_options(strategy, scale)}, where)
+    parsed = SimulationConfig.parse({**job, "seed": seed}, where)
     table = parsed.table()
     table["strategy"] = describe(build(table["strategy"]))
     normalised: dict[str, Any] = json.loads(json.dumps(table))

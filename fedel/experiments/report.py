@@ -11,7 +11,7 @@ from typing import Any
 from fedel import config
 from fedel.errors import FedelError
 from fedel.experiments import pages, runner
-from fedel.experiments.analyses import ablations, behaviour, deviation, longer, resources, statistics, table1
+from fedel.experiments.analyses import ablations, behaviour, deviation, headline, resources, statistics, table1
 from fedel.experiments.outcomes import Outcomes
 from fedel.experiments.pages import Report
 from fedel.experiments.plans import EXPERIMENTS, PlannedRun, distinct
@@ -21,8 +21,9 @@ from fedel.files import write_atomic
 
 PAPER = Path(__file__).with_name("paper.toml")
 ANALYSES: Mapping[str, Callable[[Section, Outcomes, Mapping[str, Any]], None]] = {
+    "headline": headline.analyse,
+    "ablation": headline.ablation,
     "table1": table1.analyse,
-    "longer": longer.analyse,
     "deviation": deviation.analyse,
     "composition": ablations.composition,
     "rollback": ablations.rollback,

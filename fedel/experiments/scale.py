@@ -47,6 +47,9 @@ class Setting:
     """Number of seeds; 0 means that of the task."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the job of the task."""
+    longer: int = 1
+    """Multiplies the rounds of methods whose rounds take about T_th, so that they are compared for longer; the
+    learning rate ends at the same value."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ class Scale:
     tasks: Mapping[str, Task]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options of a method, for all experiments."""
+    preset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The FedEL that is recommended, part by part: each is a change to the job, its strategy included. The
+    experiments ``headline`` and ``ablation`` use it."""
     experiments: Mapping[str, Setting] = field(default_factory=dict)
     power: Mapping[str, Power] = field(default_factory=dict)
     """Per device type."""

@@ -29,13 +29,9 @@ class Verdict:
     """A claim of the paper, or a goal of this reproduction, compared with our numbers."""
 
     claim: str
-    holds: bool | None
-    """None if the necessary runs are missing."""
+    answer: str
+    """One of ``stats.ANSWERS``."""
     numbers: str = ""
-
-    @property
-    def word(self) -> str:
-        return {True: "holds", False: "does not hold", None: "not known yet"}[self.holds]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,44 @@ class Estimate:
         return self.mean + (self.half or 0.0)
 
 
+HOLDS, FAILS, UNDECIDED, UNKNOWN = "holds", "does not hold", "undecided", "not known yet"
+ANSWERS = (HOLDS, FAILS, UNDECIDED, UNKNOWN)
+"""To a claim: ``undecided`` where the confidence interval has both answers in it, which with one seed it
+always has; ``not known yet`` where runs are missing."""
+
+
+def at_least(found: Estimate | None, bound: float) -> str:
+    """Whether a figure is at least ``bound``, as far as its seeds can tell.
+
+    >>> [at_least(Estimate(mean, 1.0, 3), 2.0) for mean in (3.5, 2.5, 0.5)]
+    ['holds', 'undecided', 'does not hold']
+    >>> at_least(Estimate(9.0, None, 1), 2.0), at_least(None, 2.0)
+    ('undecided', 'not known yet')
+    """
+    if found is None:
+        return UNKNOWN
+    if found.half is None:
+        return UNDECIDED
+    return HOLDS if found.low >= bound else FAILS if found.high < bound else UNDECIDED
+
+
+def at_most(found: Estimate | None, bound: float) -> str:
+    """
+    >>> at_most(Estimate(1.0, 0.5, 3), 2.0)
+    'holds'
+    """
+    return at_least(None if found is None else Estimate(-found.mean, found.half, found.count), -bound)
+
+
+def all_of(*answers: str) -> str:
+    """The answer to a claim of several parts: one that does not hold is enough.
+
+    >>> all_of("holds", "undecided", "does not hold"), all_of("holds", "undecided"), all_of("holds", "holds")
+    ('does not hold', 'undecided', 'holds')
+    """
+    return next((each for each in (FAILS, UNKNOWN, UNDECIDED) if each in answers), HOLDS)
+
+
 @dataclass(frozen=True)
 class Paired:
     """How much higher one method is than another, with the same seeds."""

@@ -113,6 +113,7 @@ class RoundPlanner:
                 work=replace(self.run.work, lr=self.run.work.lr * rounds.lr_decay**handover.round_num),
                 global_importance=handover.global_importance,
                 state=handover.plan_state,
+                num_rounds=rounds.num_rounds,
             )
         )
         return replace(

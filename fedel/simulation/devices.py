@@ -47,7 +47,8 @@ class FleetConfig:
 
     base: str = "auto"
     """The profile of slowness 1: ``orin`` for the published figures (VGG16, ResNet50), ``measured`` once on
-    this machine, a profile's file, or ``auto``: orin where the model and its input fit, else measured."""
+    this machine, ``flops`` for seconds in proportion to multiplications, a profile's file, or ``auto``: orin
+    where the model and its input fit, else measured."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Devices of each type, assigned in this order; empty draws a type for every client from ``random``."""
     random: tuple[str, ...] = ("orin", "orin/2", "orin/3", "orin/4")

@@ -1,4 +1,4 @@
-"""The timing profile that a fleet scales: published Orin figures, a file, or measured once on this machine."""
+"""The timing profile that a fleet scales: published Orin figures, a file, counted, or measured once here."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedel.errors import ModelError, ProfileError
 from fedel.job import RunConfig
 from fedel.models.blocks import BlockModel
 from fedel.simulation.children import Child
+from fedel.training.flops import flops_profile
 from fedel.training.orin import orin_profile
 from fedel.training.profile_io import load_profile, save_profile
 from fedel.training.profiler import cache_key, profile
@@ -28,6 +29,9 @@ def base_profile(wanted: str, run: RunConfig, model: BlockModel, data: Dataset) 
     """The profile that ``[fleet] base`` names."""
     if wanted == "measured":
         return measured_profile(run, model, data)
+    if wanted == "flops":
+        batch, _ = data.train_batch(np.arange(min(2, len(data.train))), np.random.default_rng(0))
+        return flops_profile(model, torch.from_numpy(batch), run.work.batch_size, WIDTHS)
     if wanted not in ("orin", "auto"):
         return load_profile(Path(wanted), model.spec)
     size = data.input_shape[-1]

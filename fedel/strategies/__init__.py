@@ -25,6 +25,8 @@ from fedel.errors import ConfigError
 from fedel.strategies.depthfl import DepthFL
 from fedel.strategies.elastictrainer import ElasticTrainer
 from fedel.strategies.fedavg import FedAvg
+from fedel.strategies.fedavg_cut import FedAvgCut
+from fedel.strategies.fedavg_fast import FedAvgFast
 from fedel.strategies.fedel import FedEL
 from fedel.strategies.fednova import FedNova
 from fedel.strategies.fedprox import FedProx
@@ -47,8 +49,11 @@ METHODS: Mapping[str, type[Any]] = {
         PyramidFL,
         TimelyFL,
         FIARSE,
+        FedAvgCut,
+        FedAvgFast,
     )
 }
+"""The last two are controls, not methods of the paper."""
 
 GROUP = "fedel.strategies"
 """Entry points of installed packages that bring methods."""

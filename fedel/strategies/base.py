@@ -13,6 +13,7 @@ from fedel.core.timing import STEP_SCOPES, full_step
 from fedel.seeds import derive, generator
 from fedel.types import (
     FREE,
+    MAX_STATISTICS_BATCHES,
     ClientView,
     Folded,
     Hook,
@@ -176,6 +177,16 @@ def whole(spec: ModelSpec) -> Window:
 def whole_step(spec: ModelSpec, profile: TimingProfile) -> StepCost:
     """One step as FedAvg trains."""
     return full_step(profile, spec.exit_each)
+
+
+def statistics_cost(task: Task, trainer: Trainer) -> StepCost:
+    """What measuring batch-norm statistics costs, once per round: whole batches forward, at full width."""
+    spec, size = trainer.spec, min(task.work.batch_size, trainer.num_samples)
+    if not any(tensor.role is Role.BUFFER for tensor in spec.tensors):
+        return FREE
+    num_batches = min(trainer.num_samples // size, MAX_STATISTICS_BATCHES)
+    forward = whole_step(spec, trainer.profile).forward_seconds
+    return StepCost(num_batches * forward * task.speed.probe_slowness / task.speed.slowness, 0.0)
 
 
 def update_of(

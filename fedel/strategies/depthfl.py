@@ -62,8 +62,8 @@ class DepthFL(Method):
     """What counts against T_th: ``backward``, as in the paper's simulation, or ``train``, the whole step."""
     distil: bool = True
     """Let the exits of a client learn from each other."""
-    ramp_rounds: int = 300
-    """Rounds until distillation has its full weight."""
+    ramp: float = 0.3
+    """Share of the run's rounds until distillation has its full weight; the reference takes 300 rounds."""
     feddyn_alpha: float = 0.0
     """Strength of FedDyn's regulariser (the reference takes 0.1); 0 switches it off."""
     num_clients: int = 0
@@ -75,8 +75,8 @@ class DepthFL(Method):
     where share is their part of the round's clients, by weight. 0: all the way, as in the paper."""
 
     def __post_init__(self) -> None:
-        if self.ramp_rounds < 1:
-            raise ValueError(f"ramp_rounds = {self.ramp_rounds}: distillation ramps up over at least 1 round")
+        if not 0 <= self.ramp <= 1:
+            raise ValueError(f"ramp = {self.ramp:g}: a share of the run's rounds lies between 0 and 1")
         if self.feddyn_alpha < 0:
             raise ValueError(f"feddyn_alpha = {self.feddyn_alpha:g}: at least 0, which switches FedDyn off")
         if self.feddyn_alpha and self.num_clients < 1:
@@ -97,10 +97,10 @@ class DepthFL(Method):
         return depths(spec)
 
     def plan(self, context: RoundContext) -> Plan:
-        tasks = []
+        tasks, strength = [], ramp(context.round_num, self.ramp * context.num_rounds)
         for client in draw(context):
             depth = self.depth_for(context.spec, client.profile, context.budget_seconds)
-            tasks.append(task_for(context, client, {"depth": float(depth)}))
+            tasks.append(task_for(context, client, {"depth": float(depth), "distil": strength}))
         return Plan(tuple(tasks))
 
     def depth_for(self, spec: ModelSpec, profile: TimingProfile, budget_seconds: float) -> int:
@@ -125,7 +125,7 @@ class DepthFL(Method):
         selected = {t.name for t in spec.weights_in(1, depth)}
         hooks: list[Hook] = []
         if self.distil and len(exits) > 1:
-            hooks.append(Distillation(ramp(task.round_num, self.ramp_rounds)))
+            hooks.append(Distillation(task.settings["distil"]))
         if self.feddyn_alpha:
             hooks.append(FedDyn(self.feddyn_alpha, memory.tensors))
         train_spec = train_spec_for(task, trainer, selected, Window(1, depth), exits)
@@ -240,10 +240,12 @@ def mutual_distillation(logits: Sequence[Value]) -> Value:
     return total
 
 
-def ramp(round_num: int, ramp_rounds: int = 300) -> float:
+def ramp(round_num: int, ramp_rounds: float) -> float:
     """Weight of distillation in a round: next to nothing at first, 1 from ``ramp_rounds`` on.
 
-    >>> [round(ramp(t), 4) for t in (0, 150, 300, 1000)]
+    >>> [round(ramp(t, 300), 4) for t in (0, 150, 300, 1000)]
     [0.0067, 0.2865, 1.0, 1.0]
+    >>> ramp(0, 0)
+    1.0
     """
-    return math.exp(-5 * (1 - min(round_num, ramp_rounds) / ramp_rounds) ** 2)
+    return math.exp(-5 * max(0.0, 1 - round_num / ramp_rounds) ** 2) if ramp_rounds > 0 else 1.0

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedel.core.budgeted import SELECTIONS, Prices, choose
+from fedel.core.budgeted import SELECTIONS, Choice, Prices, choose, choose_whole
 from fedel.core.importance import local
 from fedel.core.timing import SCOPES
 from fedel.strategies.base import (
@@ -29,15 +29,18 @@ from fedel.strategies.base import (
     whole,
 )
 from fedel.types import (
+    FREE,
     Fold,
     Memory,
     ModelSpec,
     Plan,
     RoundContext,
+    StepCost,
     Task,
     Tensors,
     Trainer,
     Update,
+    Window,
 )
 
 
@@ -58,6 +61,8 @@ class ElasticTrainer(Method):
     damping: float = 0.0
     """How much less a value moves the fewer clients trained it: ``share ** damping`` of the way to their mean,
     where share is their part of the round's clients, by weight. 0: all the way, as in the paper."""
+    train_all_that_fits: bool = False
+    """Where the whole model fits the budget, train it whole; importance is not needed, nor its probe."""
     probe_in_budget: bool = False
     """Take the importance probe's time out of T_th, as scope ``round`` always does; otherwise it comes on top,
     as in the paper."""
@@ -82,11 +87,7 @@ class ElasticTrainer(Method):
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         prices, window = Prices.of(task, trainer, self.budget_scope), whole(trainer.spec)
-        importance = local(trainer.probe(model, window, task.work, task.seed))
-        probe = prices.probe(window)
-        in_budget = self.probe_in_budget or prices.whole_round
-        probe_seconds = probe.total(self.budget_scope) if in_budget else 0.0
-        choice = choose(prices, window, importance, self.dp, probe_seconds, self.fits_steps)
+        choice, probe = self._choose(task, model, window, trainer, prices)
         train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=choice.num_steps)
         trained = trainer.train(model, train_spec)
         cost = prices.step(choice.selected, window)
@@ -102,6 +103,20 @@ class ElasticTrainer(Method):
             over_budget=not choice.in_budget,
         )
         return update, memory
+
+    def _choose(
+        self, task: Task, model: Tensors, window: Window, trainer: Trainer, prices: Prices
+    ) -> tuple[Choice, StepCost]:
+        """What to train, and what the probe for that cost."""
+        if self.train_all_that_fits:
+            whole_model = choose_whole(prices, window, self.fits_steps)
+            if whole_model is not None:
+                return whole_model, FREE
+        importance = local(trainer.probe(model, window, task.work, task.seed))
+        probe = prices.probe(window)
+        in_budget = self.probe_in_budget or prices.whole_round
+        probe_seconds = probe.total(self.budget_scope) if in_budget else 0.0
+        return choose(prices, window, importance, self.dp, probe_seconds, self.fits_steps), probe
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting, self.damping)

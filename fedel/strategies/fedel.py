@@ -6,7 +6,7 @@ exit at the window's front, and is only needed inside the window (A11).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +15,8 @@ from fedel.core.budgeted import SELECTIONS, Choice, Prices, choose, choose_whole
 from fedel.core.importance import blend, local
 from fedel.core.prefix import bytes_per_sample, frozen_steps, room_for
 from fedel.core.timing import SCOPES
-from fedel.core.window import VARIANTS, shrink, slide
+from fedel.core.window import VARIANTS, shrink, slide, whole_window
+from fedel.seeds import generator
 from fedel.strategies.base import (
     STEPS,
     WEIGHTINGS,
@@ -30,6 +31,7 @@ from fedel.strategies.base import (
     train_spec_for,
     update_of,
 )
+from fedel.strategies.teaching import TaughtTrainer
 from fedel.types import (
     FREE,
     Fold,
@@ -45,6 +47,7 @@ from fedel.types import (
     Window,
 )
 
+STARTS = ("first", "spread")
 MAX_PROBE = 0.2
 """Share of T_th beyond which the probe is not worth its time, with steps that fit T_th: then all tensors count
 the same here, and the global importance decides."""
@@ -67,6 +70,16 @@ class FedEL(Method):
     """Window: ``fedel``; ``disjoint`` is the paper's FedEL-C; ``no-rollback`` never starts again."""
     hold_rounds: int = 10
     """Rounds each window is held in the variant ``no-rollback``."""
+    start: str = "first"
+    """Where a client's windows begin: at the ``first`` block, as in the paper, or ``spread`` over the network
+    by chance, so that devices of one type do not slide in step."""
+    window_within: bool = False
+    """Windows that fit the budget as a whole, instead of just above it: each begins behind the one before, and
+    is trained whole without a probe. The paper's rule leaves out what has the longest way back, so slow
+    devices hardly train the first blocks."""
+    teach: float = 0.0
+    """Train all exits inside the window, each also by the mean of the others' logits, with this weight; 0: the
+    exit at its front alone, as in the paper."""
     dp: str = "exact"
     """Tensor selection: ``exact``, or ``official`` for ElasticTrainer's own dynamic programme."""
     weighting: str = "uniform"
@@ -88,11 +101,16 @@ class FedEL(Method):
             raise ValueError(f"beta = {self.beta:g}: the share of local importance lies between 0 and 1")
         if self.hold_rounds < 1:
             raise ValueError(f"hold_rounds = {self.hold_rounds}: a window is held for at least 1 round")
+        if self.teach < 0:
+            raise ValueError(f"teach = {self.teach:g}: a weight is at least 0, which switches it off")
         if self.prefix_cache_mb < 0:
             raise ValueError(f"prefix_cache_mb = {self.prefix_cache_mb}: 0 is the least, and keeps nothing")
         check_scope(self.budget_scope, SCOPES)
         one_of("steps", self.steps, STEPS)
         one_of("variant", self.variant, VARIANTS)
+        one_of("start", self.start, STARTS)
+        if self.window_within and self.variant != "fedel":
+            raise ValueError(f"window_within goes with variant = 'fedel', not with {self.variant!r}")
         one_of("dp", self.dp, SELECTIONS)
         one_of("weighting", self.weighting, WEIGHTINGS)
         check_damping(self.damping)
@@ -106,11 +124,13 @@ class FedEL(Method):
 
     def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:
         """Blocks up to the window's front, and the exits through which the window trains."""
+        trainer = self._taught(trainer)
         window = self.slide(task, memory, trainer).window
         assert window is not None
         return trainer.spec.tensors_for(trainer.spec.exits_for(window.end, window.front))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
+        trainer = self._taught(trainer)
         memory = self.slide(task, memory, trainer)  # line 11
         prices, window = Prices.of(task, trainer, self.budget_scope), memory.window
         assert window is not None
@@ -140,6 +160,9 @@ class FedEL(Method):
         )
         return update, replace(memory, selected=update.report.selected)
 
+    def _taught(self, trainer: Trainer) -> Trainer:
+        return TaughtTrainer(trainer, self.teach) if self.teach else trainer
+
     def _choose_in_memory(self, task: Task, window: Window, trainer: Trainer, prices: Prices) -> Choice:
         """What fits of the front block where not even its probe does."""
         spec, profile, front = trainer.spec, trainer.profile, window.front
@@ -150,7 +173,7 @@ class FedEL(Method):
         self, task: Task, model: Tensors, window: Window, trainer: Trainer, prices: Prices
     ) -> tuple[Choice, StepCost]:
         """What to train in the window, and what the probe for that cost."""
-        if self.train_all_that_fits or self.fits_steps:
+        if self.train_all_that_fits or self.fits_steps or self.window_within:
             whole_window = choose_whole(prices, window, self.fits_steps)
             if whole_window is not None:
                 return whole_window, FREE
@@ -198,14 +221,38 @@ class FedEL(Method):
             window = shrink(memory.window, memory.window.end, memory.window.front, in_memory)
             return replace(memory, window=window, rounds_held=held)
         blocks = {trainer.spec.by_name[name].block for name in memory.selected}
-        # Tensors can be left out of the backward pass, blocks cannot be left out of the forward pass: where
-        # that counts, a window just above the budget would spend it all on the way in.
-        prices, within = Prices.of(task, trainer, self.budget_scope), self.budget_scope != "backward"
-        budget = task.budget_seconds - (prices.profile.overhead_seconds if within else 0.0)
-        window = slide(memory.window, blocks, prices.block_seconds(), budget, self.variant, within, in_memory)
+        prices = Prices.of(task, trainer, self.budget_scope)
+        window = self.next_window(memory.window, blocks, prices, task.seed, in_memory)
         was_last = memory.window is not None and memory.window.front == trainer.spec.num_blocks
         reset = was_last and self.variant != "no-rollback"
         return replace(memory, window=window, resets=memory.resets + reset, rounds_held=0)
+
+    def next_window(
+        self,
+        window: Window | None,
+        blocks: Collection[int],
+        prices: Prices,
+        seed: int,
+        in_memory: Callable[[Window], bool] = lambda _: True,
+    ) -> Window:
+        """The window after ``window``, of which ``blocks`` were trained."""
+        # Tensors can be left out of the backward pass, blocks cannot be left out of the forward pass: where
+        # that counts, a window just above the budget would spend it all on the way in.
+        within, seconds, last = self.budget_scope != "backward", prices.block_seconds(), prices.spec.num_blocks
+        budget = prices.budget_seconds - (prices.profile.overhead_seconds if within else 0.0)
+
+        def after(window: Window | None, blocks: Collection[int] = ()) -> Window:
+            if self.window_within:
+                new = whole_window(window, last, lambda w: choose_whole(prices, w) is not None)
+                return shrink(new, new.end, last, in_memory)
+            return slide(window, blocks, seconds, budget, self.variant, within, in_memory)
+
+        if window is not None or self.start == "first":
+            return after(window, blocks)
+        cycle = [after(None)]
+        while cycle[-1].front < last:
+            cycle.append(after(cycle[-1]))
+        return cycle[generator(seed, "start").integers(len(cycle))]
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting, self.damping)  # line 15

@@ -21,6 +21,7 @@ from fedel.strategies.base import (
     check_scope,
     draw,
     one_of,
+    statistics_cost,
     task_for,
     train_spec_for,
     update_of,
@@ -28,6 +29,7 @@ from fedel.strategies.base import (
     whole_step,
 )
 from fedel.types import (
+    FREE,
     Fold,
     Hook,
     Memory,
@@ -57,6 +59,9 @@ class FIARSE(Method):
     clock: str = "honest"
     """What a step is said to cost: ``honest``, as dense kernels do, or ``optimistic``, linear in the weights
     kept, as the literature assumes."""
+    static_norm: bool = True
+    """Batch norm uses batch statistics only; those of the whole model, which is tested, are measured before
+    training. Otherwise clients send the statistics of their masked models."""
     weighting: str = "uniform"
     """How much a client counts in the mean: ``uniform`` or ``samples``."""
     damping: float = 0.0
@@ -82,6 +87,7 @@ class FIARSE(Method):
         masked = maskable(spec)
         train_spec = replace(
             train_spec_for(task, trainer, {t.name for t in spec.weights}, whole(spec)),
+            static_norm=self.static_norm,
             hooks=(LargeWeights(masked, magnitude_threshold(model, masked, gamma)),),
         )
         trained = trainer.train(model, train_spec)
@@ -90,7 +96,9 @@ class FIARSE(Method):
         if self.clock == "optimistic":
             cost = StepCost(gamma * cost.forward_seconds, gamma * cost.backward_seconds)
         over = not fits(cost.total(self.budget_scope), task.budget_seconds)
-        return update_of(task, model, trainer, train_spec, trained, cost, over_budget=over), memory
+        probe = statistics_cost(task, trainer) if self.static_norm else FREE
+        update = update_of(task, model, trainer, train_spec, trained, cost, probe=probe, over_budget=over)
+        return update, memory
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting, self.damping)

@@ -21,12 +21,14 @@ from fedel.strategies.base import (
     check_scope,
     draw,
     one_of,
+    statistics_cost,
     task_for,
     train_spec_for,
     update_of,
     whole,
 )
 from fedel.types import (
+    FREE,
     Fold,
     Hook,
     Memory,
@@ -105,7 +107,9 @@ class HeteroFL(Method):
             trained = replace(trained, patches=own_rows(spec, train_spec, trained.patches, trainer.classes))
         over = not self._fits(trainer.profile, width, task.budget_seconds)
         cost = width_step(trainer.profile, width)
-        return update_of(task, model, trainer, train_spec, trained, cost, over_budget=over), memory
+        probe = statistics_cost(task, trainer) if self.static_norm else FREE
+        update = update_of(task, model, trainer, train_spec, trained, cost, probe=probe, over_budget=over)
+        return update, memory
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting, self.damping)

@@ -30,6 +30,7 @@ from fedel.training.hooks import (
 from fedel.training.objective import objective
 from fedel.training.prefix_cache import PrefixCache
 from fedel.types import (
+    MAX_STATISTICS_BATCHES,
     Array,
     LocalWork,
     ModelSpec,
@@ -42,9 +43,6 @@ from fedel.types import (
     Where,
     Window,
 )
-
-MAX_STATISTICS_BATCHES = 8
-"""Batches over which the global model's statistics are measured with static batch norm."""
 
 
 class TorchTrainer:

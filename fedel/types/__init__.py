@@ -40,13 +40,23 @@ from fedel.types.timing import (
     TimingProfile,
     WidthTime,
 )
-from fedel.types.training import Hook, Pace, Trained, Trainer, Training, TrainSpec, Value
+from fedel.types.training import (
+    MAX_STATISTICS_BATCHES,
+    Hook,
+    Pace,
+    Trained,
+    Trainer,
+    Training,
+    TrainSpec,
+    Value,
+)
 
 __all__ = [
     "AS_PROFILED",
     "CLOCK_PACE",
     "COMPRESSIONS",
     "FREE",
+    "MAX_STATISTICS_BATCHES",
     "PACES",
     "PLAN_PACE",
     "Array",

@@ -104,7 +104,7 @@ class Report:
     cost: StepCost = FREE
     """Predicted seconds of one step."""
     probe: StepCost = FREE
-    """Predicted seconds of measuring importance, once per round."""
+    """Predicted seconds of what is measured once per round: importance, or batch-norm statistics."""
     train_seconds: float = 0.0
     """Measured seconds of training, probe included; 0 where nothing ran on a clock."""
     probe_seconds: float = 0.0
@@ -193,6 +193,8 @@ class RoundContext:
     global_importance: Mapping[str, float] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the last plan of this run returned; JSON values only."""
+    num_rounds: int = 0
+    """Rounds of the whole run; 0 where that is not known."""
 
 
 @dataclass(frozen=True)

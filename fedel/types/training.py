@@ -14,6 +14,10 @@ Value = Any
 """An array of the trainer's own kind: a torch tensor, or a numpy array in a test."""
 
 
+MAX_STATISTICS_BATCHES = 8
+"""Batches over which a client measures batch-norm statistics with ``TrainSpec.static_norm``."""
+
+
 class Training(Protocol):
     """What a hook sees of the local training it is part of."""
 

@@ -22,6 +22,7 @@ METHODS = [
     {"name": "fedel"},
     {"name": "fedel", "variant": "no-rollback", "hold_rounds": 2},
     {"name": "fedel", "variant": "disjoint", "budget_scope": "train"},
+    {"name": "fedel", "window_within": True, "start": "spread"},
     {"name": "fednova", "base": {"name": "fedel"}},
     {"name": "depthfl", "feddyn_alpha": 0.1, "num_clients": NUM_CLIENTS},
     {"name": "heterofl"},

@@ -19,7 +19,7 @@ def test_list_run_reuse_report(tmp_path, capfd):
     options = ("--scale", "ci", "--tasks", "cifar10", "--seeds", "1", "--out", tmp_path)
     assert 0 == fedel_experiment("resources", *options, "--list", "--json")
     listed = json.loads(capfd.readouterr().out)
-    assert (8, {"missing"}) == (len(listed), {run["state"] for run in listed})
+    assert (10, {"missing"}) == (len(listed), {run["state"] for run in listed})
 
     assert 0 == fedel_experiment("devices", *options, "--executor", "serial")
     said = capfd.readouterr()

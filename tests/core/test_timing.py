@@ -27,8 +27,17 @@ def test_backward_pays_updates_and_the_way_to_the_shallowest(selected, expected)
 
 
 def test_block_seconds_are_backward_only_unless_the_whole_step_counts():
-    assert [6.5, 12.5, 18.5] == timing.block_seconds(profile())
-    assert [7.5, 14.5, 21.5] == timing.block_seconds(profile(), "train")
+    assert [4.5, 12.5, 18.5] == timing.block_seconds(profile())
+    assert [5.5, 14.5, 21.5] == timing.block_seconds(profile(), "train")
+
+
+def test_the_whole_step_is_priced_like_a_window_of_all_blocks():
+    """Nobody computes the gradient of the data, so no method pays the first tensor's way through."""
+    every = {t.name for t in profile().tensors}
+    whole = timing.full_step(profile(overhead_seconds=0.25))
+    assert whole == timing.step_cost(profile(overhead_seconds=0.25), every, exits=(3,))
+    assert StepCost(1 + 2 + 3 + 0.25, 4.5 + 12.5 + 18.5) == whole
+    assert sum(timing.block_seconds(profile())) == whole.backward_seconds
 
 
 def test_a_window_costs_its_forward_its_exit_and_its_own_backward():
@@ -83,7 +92,7 @@ def test_a_narrow_step_is_interpolated_between_measurements():
     assert timing.full_step(measured) == timing.width_step(measured, 1.0)
     middle = timing.width_step(measured, 0.75)
     assert (2.0 + 6.0) / 2 == pytest.approx(middle.forward_seconds)
-    assert (10.0 + 37.5) / 2 == pytest.approx(middle.backward_seconds)
+    assert (10.0 + 35.5) / 2 == pytest.approx(middle.backward_seconds)
 
 
 def test_scaling_a_profile_scales_every_second_in_it():

@@ -3,7 +3,7 @@ import pytest
 from fedel.cli.experiment import NAMES
 from fedel.errors import ConfigError
 from fedel.experiments import report, scale
-from fedel.experiments.plans import EXPERIMENTS, LONGER, distinct, plan
+from fedel.experiments.plans import BEST, EXPERIMENTS, distinct, plan
 from tests.experiments import fake_runs
 
 
@@ -31,7 +31,7 @@ def test_experiments_share_runs_that_are_equal():
     assert fedel == names("rollback", size)["rollback"]
     assert names("table1", size) == names("statistics", size)
     together = distinct([*plan("table1", size), *plan("statistics", size), *plan("window", size)])
-    assert 2 * 9 == len(together)
+    assert 2 * 11 == len(together)
 
 
 def test_whatever_is_set_otherwise_makes_another_run():
@@ -79,9 +79,44 @@ def test_an_unknown_scale_or_a_wrong_key_is_named(tmp_path):
         scale.load(str(wrong))
 
 
-def test_more_rounds_see_the_learning_rate_fall_as_far():
-    runs = {run.label: run for run in plan("longer", scale.load("small"), ["text"])}
-    short, long = runs["fedel"].table["rounds"], runs[LONGER].table["rounds"]
-    assert long["num_rounds"] == 2 * short["num_rounds"]
-    fallen = [rounds["lr_decay"] ** rounds["num_rounds"] for rounds in (short, long)]
-    assert fallen[0] == pytest.approx(fallen[1])
+def test_methods_with_short_rounds_get_more_of_them_and_the_learning_rate_falls_as_far():
+    job = scale.overlaid(fake_runs.JOB, {"rounds": {"lr_decay": 0.9}})
+    tasks, settings = {"cifar10": scale.Task("pictures", job)}, {"headline": scale.Setting(longer=2)}
+    runs = {run.label: run for run in plan("headline", fake_runs.scale(tasks=tasks, experiments=settings))}
+    rounds = {label: run.table["rounds"] for label, run in runs.items()}
+    assert {"fedavg"} == {label for label, found in rounds.items() if found["num_rounds"] == 4}
+    assert {8} == {found["num_rounds"] for label, found in rounds.items() if label != "fedavg"}
+    assert rounds["fedel"]["lr_decay"] ** 8 == pytest.approx(0.9**4)
+
+
+PRESET = {
+    "spread": {"strategy": {"start": "spread"}},
+    "exits": {"workload": {"model_options": {"width": 0.5}}, "strategy": {"beta": 0.4}},
+}
+
+
+def test_the_preset_is_all_its_parts_and_the_ablation_leaves_each_out():
+    size = fake_runs.scale(preset=PRESET, methods={"fedel": {"weighting": "samples"}})
+    runs = {run.label: run.table for run in plan("ablation", size)}
+    assert ["fedavg", "fedel", BEST, "without spread", "without exits"] == list(runs)
+
+    def parts(label):
+        table = runs[label]
+        return table["strategy"]["start"], table["strategy"]["beta"], table["workload"]["model_options"]
+
+    assert ("first", 0.6, {}) == parts("fedel")
+    assert ("spread", 0.4, {"width": 0.5}) == parts(BEST)
+    assert ("first", 0.4, {"width": 0.5}) == parts("without spread")
+    assert ("spread", 0.6, {}) == parts("without exits")
+    assert "samples" == runs[BEST]["strategy"]["weighting"]
+    (again,) = [run.name for run in plan("headline", size) if run.label == BEST and run.seed == 1]
+    assert again == names("ablation", size)[BEST]
+
+
+def test_fedel_and_elastictrainer_are_given_the_same_options():
+    """What only one of two methods may do is not a property of the methods."""
+    for name in ("ci", "small", "paper"):
+        methods = scale.load(name).methods
+        shared = ("weighting", "train_all_that_fits", "probe_in_budget", "dp", "steps")
+        fedel, other = (methods.get(method, {}) for method in ("fedel", "elastictrainer"))
+        assert [fedel.get(key) for key in shared] == [other.get(key) for key in shared], name

@@ -16,8 +16,18 @@ from tests.strategies.fakes import Recorder, context_of, frozen_spec, initial_mo
 
 
 def test_ramp_follows_the_round() -> None:
-    assert [ramp(t) for t in (0, 150, 300, 999)] == [math.exp(-5), math.exp(-1.25), 1.0, 1.0]
-    assert ramp(5, ramp_rounds=10) == math.exp(-1.25)
+    assert [ramp(t, 300) for t in (0, 150, 300, 999)] == [math.exp(-5), math.exp(-1.25), 1.0, 1.0]
+
+
+def test_distillation_has_its_full_weight_after_a_share_of_the_run_however_short() -> None:
+    def strength(round_num: int, num_rounds: int) -> float:
+        context = replace(context_of({"a": Recorder(1, 20, profile())}, round_num), num_rounds=num_rounds)
+        return DepthFL().plan(context).tasks[0].settings["distil"]
+
+    assert [strength(t, 1000) for t in (0, 150, 300)] == pytest.approx([math.exp(-5), math.exp(-1.25), 1.0])
+    assert [strength(t, 80) for t in (0, 12, 24, 79)] == pytest.approx(
+        [math.exp(-5), math.exp(-1.25), 1.0, 1.0]
+    )
 
 
 def test_cuts_are_the_stages_or_else_quarters() -> None:
@@ -67,12 +77,14 @@ def test_job_trains_the_prefix_and_distils_only_between_exits(
 ) -> None:
     client = Recorder(1, 20, profile(slowness))
     strategy, budget = DepthFL(), full_step(profile()).total("backward")
-    task = strategy.plan(context_of({"a": client}, round_num=150, budget_seconds=budget)).tasks[0]
+    context = replace(context_of({"a": client}, round_num=150, budget_seconds=budget), num_rounds=1000)
+    task = strategy.plan(context).tasks[0]
     update, _ = strategy.fit(task, initial_model(), Memory(), client)
     (train_spec,) = client.asked
     assert train_spec.exits == exits
     assert train_spec.selected == {t.name for t in spec().weights_in(1, exits[-1])}
-    assert train_spec.hooks == ((Distillation(math.exp(-1.25)),) if distils else ())
+    assert train_spec.hooks == ((Distillation(task.settings["distil"]),) if distils else ())
+    assert task.settings["distil"] == pytest.approx(math.exp(-1.25))
     heads = {name for name in update.patches if spec().by_name[name].role is Role.EXIT}
     assert heads == {t.name for t in spec().tensors if t.role is Role.EXIT and t.block in exits}
 
@@ -136,7 +148,7 @@ def test_feddyn_fold_by_hand() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ramp_rounds": 0}, "ramp_rounds = 0"),
+        ({"ramp": 1.5}, "ramp = 1.5"),
         ({"feddyn_alpha": -0.1}, "feddyn_alpha = -0.1"),
         ({"feddyn_alpha": 0.1}, "needs num_clients"),
         ({"budget_scope": "x"}, "budget_scope = 'x'"),

@@ -15,6 +15,7 @@ from fedel.strategies.depthfl import Distillation, FedDyn
 from fedel.strategies.fedprox import Pull
 from fedel.strategies.fiarse import LargeWeights
 from fedel.strategies.heterofl import OwnClasses, Scaler
+from fedel.strategies.teaching import Teaching
 from fedel.types import Fold, Memory, ModelSpec, Role, Strategy, TrainSpec, Window
 from tests.simulation.history import run_rounds
 
@@ -35,8 +36,23 @@ VARIANTS: dict[str, dict[str, Any]] = {name: {"name": name} for name in METHODS}
     "pyramidfl+drop": {"name": "pyramidfl", "drop_low": 0.1, "drop_high": 0.6},
     "fiarse+optimistic": {"name": "fiarse", "clock": "optimistic"},
     "fednova+fedel": {"name": "fednova", "base": {"name": "fedel"}},
+    "fedel+teach": {"name": "fedel", "teach": 0.5, "start": "spread"},
+    "fedel+within": {"name": "fedel", "window_within": True},
 }
-BUDGETED = ("elastictrainer", "fedel", "heterofl", "fiarse+optimistic")
+BUDGETED = (
+    *(
+        "elastictrainer",
+        "fedel",
+        "fedel+teach",
+        "fedel+within",
+        "heterofl",
+        "fiarse+optimistic",
+        "fedavg-cut",
+        "fedavg-fast",
+    ),
+)
+NUM_FAST = 2
+"""Of the eight devices: all that fedavg-fast can take."""
 
 
 @pytest.fixture(params=VARIANTS, ids=str)
@@ -56,7 +72,8 @@ def test_five_rounds_repeat_to_the_bit_whatever_the_order_of_updates(strategy: S
     other = run_rounds(strategy, 5, fleet(8, of), num_participants=5, seed=2)
     assert same_bits(first.model, second.model)
     assert not same_bits(first.model, other.model)
-    assert [len(updates) for updates in first.updates] == [5] * 5
+    wanted = NUM_FAST if strategy.name == "fedavg-fast" else 5
+    assert [len(updates) for updates in first.updates] == [wanted] * 5
     assert all(np.isfinite(values).all() for values in first.model.values())
     assert all(values.dtype == np.float32 for values in first.model.values())
 
@@ -167,6 +184,7 @@ CHANGES: dict[str, TrainSpec] = {
     "large weights": replace(SPEC, hooks=(LargeWeights((BIAS,), 0.5),)),
     "feddyn": replace(SPEC, hooks=(FedDyn(0.1, {}),)),
     "drift": replace(SPEC, hooks=(FedDyn(0.1, {BIAS: np.ones(4, np.float32)}),)),
+    "teaching": replace(SPEC, hooks=(Teaching(0.1),)),
     "two hooks": replace(SPEC, hooks=(Distillation(0.1), Pull(0.1))),
 } | {f"work.{name}": replace(SPEC, work=replace(WORK, **{name: value})) for name, value in WORK_CHANGES.items()}
 

@@ -238,6 +238,14 @@ def test_elastictrainer_always_runs_the_whole_network_within_the_budget():
         assert report.cost.backward_seconds <= history.budget_seconds * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("kind", [FedEL, ElasticTrainer])
+def test_a_device_that_fits_trains_everything_without_a_probe_if_told_so(kind):
+    history = run_rounds(kind(train_all_that_fits=True), 1)
+    fast, slow = history.reports[0], history.reports[3]
+    assert {t.name for t in fakes.spec().weights} == set(fast.selected)
+    assert fast.probe == FREE != slow.probe
+
+
 def test_elastictrainer_with_time_for_everything_is_fedavg_with_equal_weights():
     clients = helpful_fleet()
     mine = run_rounds(ElasticTrainer(), 3, clients, budget_seconds=1e9)
@@ -284,3 +292,52 @@ def test_global_importance_reaches_the_selection():
     other = run_rounds(FedEL(beta=1.0), 4)
     assert not same_bits(one.model, other.model)
     assert all(np.isfinite(values).all() for values in one.model.values())
+
+
+def test_windows_within_the_budget_train_every_block_without_a_probe():
+    history = run_rounds(FedEL(window_within=True), 24, fleet(4))
+    slow = [report for report in history.reports if report.client == "client-3"]
+    budget = history.budget_seconds
+    for report in slow:
+        fitting = report.window.end < report.window.front
+        blocks = fakes.spec().weights_in(report.window.end, report.window.front)
+        if report.probe == FREE:
+            assert {t.name for t in blocks} == set(report.selected)
+            assert report.cost.backward_seconds <= budget * (1 + 1e-9)
+        assert report.probe == FREE or not fitting
+    ends = [report.window.end for report in slow]
+    fronts = [report.window.front for report in slow]
+    assert all(end in (1, front + 1) for end, front in zip(ends[1:], fronts, strict=False))
+    assert set(ends) | set(fronts) >= {1, fakes.spec().num_blocks}
+
+
+def test_the_paper_leaves_the_first_block_out_where_windows_within_do_not():
+    def trained_first(strategy):
+        reports = run_rounds(strategy, 24, helpful_fleet(4)).reports
+        first = fakes.spec().weights[0].name
+        return sum(first in report.selected for report in reports if report.client == "client-3")
+
+    assert trained_first(FedEL(window_within=True)) >= trained_first(FedEL())
+
+
+def test_windows_that_start_spread_are_not_in_step_and_do_not_change_from_run_to_run():
+    alike = {f"client-{i}": FakeTrainer(i, 20, fakes.profile(4)) for i in range(12)}
+    budget = full_step(fakes.profile(1)).backward_seconds
+    first, again = (
+        run_rounds(FedEL(start="spread"), 2, alike, budget_seconds=budget).reports for _ in range(2)
+    )
+    windows = [report.window for report in first]
+    assert len(set(windows[:12])) > 1
+    assert windows == [report.window for report in again]
+    assert {Window(1, 2)} != set(windows[:12])
+    together = run_rounds(FedEL(), 1, alike, budget_seconds=budget).reports
+    assert len({report.window for report in together}) == 1
+    other = run_rounds(FedEL(start="spread"), 1, alike, budget_seconds=budget, seed=9).reports
+    assert [report.window for report in other] != windows[:12]
+
+
+def test_windows_within_have_one_variant():
+    with pytest.raises(ValueError, match="window_within goes with"):
+        FedEL(window_within=True, variant="disjoint")
+    with pytest.raises(ValueError, match="start = 'middle'"):
+        FedEL(start="middle")

@@ -109,3 +109,16 @@ def test_two_clocks(of: ModelSpec) -> None:
 def test_bad_options_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="clock = 'sundial' is not one of: honest, optimistic"):
         FIARSE(clock="sundial")
+
+
+def test_statistics_are_those_of_the_model_that_is_tested_and_are_paid_for() -> None:
+    client = Recorder(1, 20, profile(2))
+    strategy = FIARSE()
+    task = strategy.plan(
+        context_of({"a": client}, budget_seconds=full_step(profile()).total("backward"))
+    ).tasks[0]
+    report = strategy.fit(task, initial_model(), Memory(), client)[0].report
+    assert client.asked[0].static_norm
+    batches = 20 // task.work.batch_size
+    assert report.probe.total("train") == pytest.approx(min(8, batches) * full_step(profile(2)).forward_seconds)
+    assert report.probe.total("backward") == 0

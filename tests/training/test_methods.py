@@ -13,17 +13,21 @@ from torch.nn import functional as F
 
 from fedel.core.sparsity import maskable
 from fedel.core.steps import effective_steps
+from fedel.core.timing import full_step
 from fedel.data.dataset import Dataset
 from fedel.models.blocks import BlockModel
 from fedel.strategies.depthfl import Distillation, FedDyn, mutual_distillation
+from fedel.strategies.fedel import FedEL
 from fedel.strategies.fedprox import Pull
 from fedel.strategies.fiarse import LargeWeights
 from fedel.strategies.heterofl import OwnClasses, Scaler
+from fedel.strategies.teaching import lessons
+from fedel.training.flops import flops_profile
 from fedel.training.hooks import TorchTraining, loss_of, reweighted
 from fedel.training.objective import cross_entropy
 from fedel.training.optim import build, first_step
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Hook, LocalWork, Role, TimingProfile, TrainSpec
+from fedel.types import Hook, LocalWork, Memory, Role, Task, TimingProfile, TrainSpec, Window
 
 from .toys import INDICES, assert_close, batches_of, conv_block, head, make_model, trainer_of, whole
 
@@ -278,3 +282,21 @@ def test_on_a_frozen_trunk_an_exit_that_is_not_trained_does_not_run(
     assert ran == ["two"]
     assert set(patches) == selected
     assert {trunk.spec.by_name[n].role for n in patches} == {Role.WEIGHT}
+
+
+def test_taught_exits_of_a_window_come_closer_to_each_other(normed: BlockModel, data: Dataset) -> None:
+    """FedEL with ``teach`` in the torch trainer: all exits of the window are sent, and they agree more."""
+    x, _ = data.train_batch(INDICES, None)
+    profile = flops_profile(normed, torch.from_numpy(x[:2]), batch_size=16)
+    client, model = trainer_of(normed, data, profile), normed.tensors()
+    work = LocalWork(num_steps=4, batch_size=16, lr=0.05)
+    task = Task(0, "a", 0.7 * full_step(profile).backward_seconds, work, seed=1)
+
+    def apart(teach: float) -> float:
+        update, _ = FedEL(teach=teach, window_within=True).fit(task, model, Memory(), client)
+        assert update.report.window == Window(1, 2)
+        normed.load({**model, **{name: patch.values for name, patch in update.patches.items()}})
+        with torch.no_grad():
+            return float(lessons(normed.eval().all_exits(torch.from_numpy(x))[:2]))
+
+    assert apart(5.0) < 0.8 * apart(1e-6)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from fedel.experiments import pictures
-from fedel.experiments.analyses.table1 import advantage, final, to_target
+from fedel.experiments.analyses.table1 import NEARLY, final, minutes_to
 from fedel.experiments.outcomes import Outcome, Outcomes, mean
 from fedel.experiments.plans import BUDGETS
 from fedel.experiments.sections import Picture, Row, Section, Table, Verdict, shown
+from fedel.experiments.stats import UNKNOWN, all_of, at_least
 
 Paper = Mapping[str, Any]
 
@@ -31,17 +33,17 @@ def composition(section: Section, outcomes: Outcomes, paper: Paper) -> None:
                     "final": final(outcomes, task, label),
                     "paper": printed.get("accuracy"),
                     "min": outcomes.mean(task, label, lambda o: o.seconds() / 60),
-                    "speed-up": outcomes.speedup(task, label, without) if without != label else None,
+                    "rounds shorter": outcomes.shorter(task, label, without) if without != label else None,
                     "paper's": printed.get("speedup"),
                 }
             )
         _add(section, outcomes, task, rows)
         for base in ("fedprox", "fednova"):
-            gain = advantage(outcomes, task, f"{base}-fedel", base)
-            pace = outcomes.speedup(task, f"{base}-fedel", base)
+            gain = outcomes.lead(task, f"{base}-fedel", base)
+            pace = outcomes.shorter(task, f"{base}-fedel", base)
             claim = f"{base} with FedEL ends at most 1 point below {base} without FedEL, in less time"
-            holds = None if gain is None or pace is None else gain.mean >= -1 and pace.mean > 1
-            section.verdicts.append(Verdict(claim, holds, f"{shown(gain, 2)} points, {shown(pace, 2)} times"))
+            answer = all_of(at_least(gain, -1), at_least(pace, 1))
+            section.verdicts.append(Verdict(claim, answer, f"{shown(gain, 2)} points, {shown(pace, 2)} times"))
 
 
 def rollback(section: Section, outcomes: Outcomes, paper: Paper) -> None:
@@ -63,9 +65,7 @@ def rollback(section: Section, outcomes: Outcomes, paper: Paper) -> None:
         pairs = outcomes.pairs(task, "rollback", "no-rollback")
         gap = mean(statistics.fmean(_o1(b)) - statistics.fmean(_o1(a)) for a, b in pairs)
         claim = f"{outcomes.scale.tasks[task].title}: O1 is smaller with rollback"
-        section.verdicts.append(
-            Verdict(claim, None if gap is None else gap.low > 0, f"smaller by {shown(gap, 2)}")
-        )
+        section.verdicts.append(Verdict(claim, at_least(gap, 0), f"smaller by {shown(gap, 2)}"))
 
 
 def _o1(outcome: Outcome) -> list[float]:
@@ -87,13 +87,11 @@ def beta(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: A
                 Picture(f"beta-{task}-final", "Final metric for each beta; dashed: FedAvg.", drawn)
             )
         middle, ends = ("beta 0.4", "beta 0.6"), ("beta 0", "beta 1")
-        gains = [advantage(outcomes, task, a, b) for a in middle for b in ends]
-        numbers = ", ".join(
-            f"{a} over {b}: {shown(advantage(outcomes, task, a, b), 2)}" for a in middle for b in ends
-        )
-        holds = None if None in gains else all(gain is not None and gain.mean > 0 for gain in gains)
+        gains = {f"{a} over {b}": outcomes.lead(task, a, b) for a in middle for b in ends}
+        numbers = ", ".join(f"{name}: {shown(gain, 2)}" for name, gain in gains.items())
         claim = f"{outcomes.scale.tasks[task].title}: beta 0.4 and 0.6 give better results than 0 and 1"
-        section.verdicts.append(Verdict(claim, holds, numbers))
+        answer = all_of(*(at_least(gain, 0) for gain in gains.values()))
+        section.verdicts.append(Verdict(claim, answer, numbers))
 
 
 def budget(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: ARG001
@@ -107,7 +105,7 @@ def budget(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa:
         found = [o for label in labels for o in outcomes.of(task, label)]
         claim = f"{outcomes.scale.tasks[task].title}: a smaller T_th is worse at equal time"
         if not all(outcomes.of(task, label) for label in labels):
-            section.verdicts.append(Verdict(claim, None))
+            section.verdicts.append(Verdict(claim, UNKNOWN))
             continue
         moment = min(outcome.seconds() for outcome in found)
         reached = {
@@ -123,18 +121,18 @@ def budget(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa:
         section.tables.append(
             Table(f"After {moment / 60:.2f} virtual minutes", {"variant": 0, "at equal time": 1}, rows)
         )
-        values = [found[0].sign * value.mean for value in reached.values()]
+        pairs = pairwise(labels)  # the moment is the end of the shortest, give or take a round
+        leads = [outcomes.lead(task, b, a, end_of=labels[0]) for a, b in pairs]
         numbers = ", ".join(f"{label}: {shown(value, 1)}" for label, value in reached.items())
-        section.verdicts.append(Verdict(claim, values == sorted(values), numbers))
+        section.verdicts.append(Verdict(claim, all_of(*(at_least(lead, 0) for lead in leads)), numbers))
 
 
 def window(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: ARG001
     for task in outcomes.tasks:
         _against_fedavg(section, outcomes, task)
-        gain = advantage(outcomes, task, "fedel", "fedel-c")
+        gain = outcomes.lead(task, "fedel", "fedel-c")
         claim = f"{outcomes.scale.tasks[task].title}: FedEL has a better final result than FedEL-C"
-        holds = None if gain is None else gain.mean > 0
-        section.verdicts.append(Verdict(claim, holds, f"better by {shown(gain, 2)}"))
+        section.verdicts.append(Verdict(claim, at_least(gain, 0), f"better by {shown(gain, 2)}"))
         disjoint = outcomes.first(task, "fedel-c")
         if disjoint:
             caption = f"{outcomes.scale.tasks[task].title}: tensors selected by FedEL-C."
@@ -149,9 +147,9 @@ def _against_fedavg(section: Section, outcomes: Outcomes, task: str) -> None:
             "seeds": len(outcomes.of(task, label)),
             "final": final(outcomes, task, label),
             "best": outcomes.mean(task, label, lambda o: o.best),
-            "above FedAvg": advantage(outcomes, task, label, "fedavg") if label != "fedavg" else None,
+            "above FedAvg": outcomes.lead(task, label, "fedavg") if label != "fedavg" else None,
             "min": outcomes.mean(task, label, lambda o: o.seconds() / 60),
-            "min to target": to_target(outcomes, task, label),
+            "min to 95 %": minutes_to(outcomes, task, label, NEARLY),
         }
         for label in outcomes.labels(task)
     ]

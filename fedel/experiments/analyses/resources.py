@@ -12,7 +12,7 @@ from fedel.experiments import memory, pictures
 from fedel.experiments.outcomes import Outcome, Outcomes, mean
 from fedel.experiments.scale import Power, overlaid
 from fedel.experiments.sections import Picture, Row, Section, Table, Verdict, shown
-from fedel.experiments.stats import Estimate
+from fedel.experiments.stats import FAILS, HOLDS, UNKNOWN, Estimate, at_least
 
 MEASURED = ("fedavg", "elastictrainer", "fedel")
 """Methods whose steps follow from the selection; the others change the network itself."""
@@ -54,14 +54,14 @@ def _memory(section: Section, outcomes: Outcomes, task: str, paper: Mapping[str,
             }
         )
     saved = [row["at most %"] for row in rows if row["method"] == "fedel"]
-    lowest = max(saved, default=None) if fedavg else None
+    lowest = max(saved, default=None) if fedavg else None  # measured once, and there is no chance in it
     title = outcomes.scale.tasks[task].title
     if rows:
         section.tables.append(Table(f"{title}: memory of a training step", dict.fromkeys(rows[0], 1), rows))
     printed = paper["memory_reduction_percent"]
     claim = f"{title}: FedEL needs up to {printed} % less memory than FedAvg"
-    holds = None if lowest is None else lowest >= printed
-    section.verdicts.append(Verdict(claim, holds, f"up to {shown(lowest)} %"))
+    answer = UNKNOWN if lowest is None else HOLDS if lowest >= printed else FAILS
+    section.verdicts.append(Verdict(claim, answer, f"up to {shown(lowest)} %"))
 
 
 def _energy(section: Section, outcomes: Outcomes, task: str, paper: Mapping[str, Any]) -> None:
@@ -92,9 +92,7 @@ def _energy(section: Section, outcomes: Outcomes, task: str, paper: Mapping[str,
     found = reductions.get("fedel", {}).get("energy")
     printed = paper["energy_reduction_percent"]
     claim = f"{title}: FedEL needs about half of FedAvg's energy (paper: {printed} % less)"
-    section.verdicts.append(
-        Verdict(claim, None if found is None else found.mean >= 40, f"{shown(found)} % less")
-    )
+    section.verdicts.append(Verdict(claim, at_least(found, 40), f"{shown(found)} % less"))
 
 
 def joules(outcome: Outcome, power: Mapping[str, Power]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedel.experiments import pictures
 from fedel.experiments.outcomes import Outcomes
-from fedel.experiments.plans import BASELINES
+from fedel.experiments.plans import BASELINES, CONTROLS
 from fedel.experiments.sections import Picture, Row, Section, Table
 from fedel.experiments.stats import paired
 
@@ -20,7 +20,7 @@ def analyse(section: Section, outcomes: Outcomes, paper: Mapping[str, Any]) -> N
     )
     for task in outcomes.tasks:
         rows: list[Row] = []
-        for label in BASELINES:
+        for label in (*BASELINES, *CONTROLS):
             pairs = outcomes.pairs(task, "fedel", label)
             if not pairs:
                 continue
