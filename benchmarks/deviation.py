@@ -51,7 +51,8 @@ class Untrained:
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
         del model
-        return Trained({}, train_spec.num_steps, float(train_spec.num_steps), 0.0)
+        steps, share = train_spec.num_steps, train_spec.last_share
+        return Trained({}, steps, float(steps), 0.0, last_share=share)
 
 
 def deviations(
@@ -77,8 +78,7 @@ def deviations(
             task = Task(round_num, name, t_th, work, round_num, global_importance=importance)
             memory = recall(round_num - 1, Memory(), memories[name])
             report = run_task(method, task, memory, {}, trainer, memories[name]).report
-            spent = report.num_steps * report.cost.total(scope) + report.probe.total(scope)
-            found.append(spent / task.round_seconds(trainer.num_samples) - 1)
+            found.append(report.seconds(scope) / task.round_seconds(trainer.num_samples) - 1)
             steps.append(report.num_steps)
             assert report.window is not None
             fronts.append(report.window.front)

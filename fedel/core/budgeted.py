@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedel.core.selection import select
 from fedel.core.selection_official import select_official
+from fedel.core.steps import least_part, least_samples, part_of_batch
 from fedel.core.timing import SLACK, block_seconds, fits, independent_updates, step_cost
 from fedel.types import AS_PROFILED, ModelSpec, Role, Speed, StepCost, Task, TimingProfile, Trainer, Window
 
@@ -53,6 +54,8 @@ class Prices:
     """T_th of one step."""
     num_steps: int
     """Steps of the plan; T_th of the round is ``budget_seconds`` times as long."""
+    batch_size: int
+    """Samples in a step."""
     speed: Speed = AS_PROFILED
     frozen_share: float = 1.0
     """Share of the steps in which the frozen blocks run; less where their outputs are kept."""
@@ -65,7 +68,8 @@ class Prices:
     @staticmethod
     def on(task: Task, spec: ModelSpec, profile: TimingProfile, num_samples: int, scope: str) -> Prices:
         steps = task.work.steps_for(num_samples)
-        return Prices(spec, profile, scope, task.budget_seconds, steps, task.speed)
+        size = min(task.work.batch_size, num_samples)
+        return Prices(spec, profile, scope, task.budget_seconds, steps, size, task.speed)
 
     @property
     def round_seconds(self) -> float:
@@ -85,6 +89,25 @@ class Prices:
         """The importance probe: two passes, forward and backward, over every tensor of the window."""
         once = self.step({t.name for t in self.spec.weights_in(window.end, window.front)}, window)
         return once.scaled(2 * self.speed.probe_slowness / self.speed.slowness)
+
+    def part_of_batch(self, left: float) -> float:
+        """The share of a batch for which ``left`` of a step's time pays; 0 where it is not worth a step."""
+        return part_of_batch(left, self.batch_size, least_samples(self.spec))
+
+    def steps_in(self, seconds: float, step_seconds: float) -> tuple[int, float]:
+        """How many steps these seconds pay for, and the share of a batch in the last of them.
+
+        At most ``MAX_FILL`` times the plan; where they pay for none, the shortest one that is worth it.
+        """
+        most = MAX_FILL * self.num_steps
+        steps = seconds / step_seconds * (1 + SLACK) if step_seconds > 0 else float(self.num_steps)
+        if steps >= most:
+            return most, 1.0
+        whole = math.floor(max(0.0, steps))
+        share = self.part_of_batch(steps - whole)
+        if whole and not share:
+            return whole, 1.0
+        return whole + 1, share or least_part(self.batch_size, least_samples(self.spec))
 
     def once_seconds(self, selected: Collection[str], window: Window) -> float:
         """What is paid once in a round besides the probe, where that counts: the transfers, and storing."""
@@ -140,6 +163,13 @@ class Choice:
     num_steps: int
     in_budget: bool
     """Even the smallest useful piece of work may be over budget: then this is it."""
+    last_share: float = 1.0
+    """Share of a batch in the last step."""
+
+    @property
+    def batches(self) -> float:
+        """What the steps come to in whole ones."""
+        return self.num_steps - 1 + self.last_share
 
 
 def choose(
@@ -154,7 +184,8 @@ def choose(
 
     With ``fit_steps``, the number of steps fits T_th too. A step has time for the whole front block, and half
     of it goes into training: where T_th is too short for that, fewer and fuller steps are made. Where the
-    window costs less than T_th, more steps are made.
+    window costs less than T_th, more steps are made. What is left after the whole steps pays for one more on a
+    part of a batch.
     """
     once, steps = probe_seconds + prices.once_seconds((), window), prices.num_steps
     if not fit_steps:
@@ -171,7 +202,7 @@ def choose(
 
     def merit(choice: Choice) -> tuple[bool, float, float]:
         worth_it = 4 * prices.step_seconds(choice.selected, window) > 3 * least_step
-        value = choice.num_steps * sum(importance[name] for name in choice.selected)
+        value = choice.batches * sum(importance[name] for name in choice.selected)
         return worth_it, -max(IDLE_PERCENT, _idle_percent(prices, window, choice, once)), value
 
     return max(found, key=merit)
@@ -194,19 +225,18 @@ def fill(prices: Prices, window: Window, selected: Collection[str], fit_steps: b
 
 def _filled(prices: Prices, window: Window, choice: Choice, once: float) -> Choice:
     """The choice with as many steps as T_th pays for, and at least one."""
-    step = prices.step_seconds(choice.selected, window)
     sent = prices.once_seconds(choice.selected, window) - prices.once_seconds((), window)
     room = prices.round_seconds - once - sent
-    steps = int(room / step * (1 + SLACK)) if step > 0 else prices.num_steps
-    in_budget = steps >= 1
-    steps = max(1, min(steps, MAX_FILL * prices.num_steps))
-    return Choice(choice.selected, steps, in_budget)
+    step = prices.step_seconds(choice.selected, window)
+    steps, last_share = prices.steps_in(room, step)
+    filled = Choice(choice.selected, steps, True, last_share)
+    return replace(filled, in_budget=fits(filled.batches * step, room))
 
 
 def _idle_percent(prices: Prices, window: Window, choice: Choice, once: float) -> int:
     """Share of T_th that is not used, in whole percent; what is over it counts the same."""
     sent = prices.once_seconds(choice.selected, window) - prices.once_seconds((), window)
-    spent = once + sent + choice.num_steps * prices.step_seconds(choice.selected, window)
+    spent = once + sent + choice.batches * prices.step_seconds(choice.selected, window)
     return math.floor(100 * abs(1 - spent / prices.round_seconds))
 
 

@@ -82,7 +82,14 @@ class ElasticTrainer(Method):
         in_budget = self.probe_in_budget or prices.whole_round
         probe_seconds = probe.total(self.budget_scope) if in_budget else 0.0
         choice = choose(prices, window, importance, self.dp, probe_seconds, self.fits_steps)
-        train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=choice.num_steps)
+        train_spec = train_spec_for(
+            task,
+            trainer,
+            choice.selected,
+            window,
+            num_steps=choice.num_steps,
+            last_share=choice.last_share,
+        )
         trained = trainer.train(model, train_spec)
         cost = prices.step(choice.selected, window)
         update = update_of(

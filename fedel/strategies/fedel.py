@@ -116,7 +116,14 @@ class FedEL(Method):
             window = Window(window.front, window.front)
             choice, probe = self._choose_in_memory(task, window, trainer, prices), FREE
             memory = replace(memory, window=window)
-        train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=choice.num_steps)
+        train_spec = train_spec_for(
+            task,
+            trainer,
+            choice.selected,
+            window,
+            num_steps=choice.num_steps,
+            last_share=choice.last_share,
+        )
         room = self._cache_bytes(task, trainer, choice.selected, window)
         train_spec = replace(train_spec, prefix_cache_bytes=room)
         trained = trainer.train(model, train_spec)  # line 13

@@ -94,6 +94,7 @@ class Report:
     num_samples: int
     """Samples the client holds: its weight, where the fold weights clients."""
     num_steps: int
+    """A short last one included: it moves the weights like any other."""
     effective_steps: float
     """FedNova's a_n: the l1 norm of the weights that local steps carry in the final update."""
     loss: float
@@ -119,6 +120,17 @@ class Report:
     """Weights trained this round."""
     over_budget: bool = False
     """Even the smallest useful piece of work did not fit the budget."""
+    last_share: float = 1.0
+    """Share of a batch in the last step, which is cut to what was left of T_th."""
+
+    @property
+    def batches(self) -> float:
+        """What the steps come to in whole ones, which is what they cost."""
+        return self.num_steps - 1 + self.last_share
+
+    def seconds(self, scope: str) -> float:
+        """Predicted seconds of the training: its steps and the probe."""
+        return self.batches * self.cost.total(scope) + self.probe.total(scope)
 
 
 @dataclass(frozen=True)

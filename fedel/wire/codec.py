@@ -214,6 +214,7 @@ def report_to_pb(report: Report) -> task_pb2.Report:
         peak_memory_bytes=report.peak_memory_bytes,
         window=window_to_pb(report.window, report.resets, report.rounds_held, report.selected),
         over_budget=report.over_budget,
+        last_share=report.last_share,
     )
 
 
@@ -238,6 +239,7 @@ def report_from_pb(message: task_pb2.Report) -> Report:
         rounds_held=message.window.rounds_held,
         selected=tuple(message.window.selected),
         over_budget=message.over_budget,
+        last_share=message.last_share or 1.0,
     )
 
 

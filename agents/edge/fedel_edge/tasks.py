@@ -197,7 +197,7 @@ class TaskRunner:
             after = prices.upload_seconds(train_spec.selected, window)
             return begin + prices.round_seconds - after - (run.store_seconds if prices.whole_round else 0.0)
 
-        return Until(moment, MAX_FILL * prices.num_steps)
+        return Until(moment, MAX_FILL * prices.num_steps, prices.part_of_batch)
 
     async def evaluate(
         self, task_run: TaskRun, task: coordinator_pb2.EvaluationTask
