@@ -10,11 +10,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fedel.core.compression import sent_bytes
 from fedel.core.selection import select
 from fedel.core.selection_official import select_official
 from fedel.core.steps import least_part, least_samples, part_of_batch
 from fedel.core.timing import SLACK, block_seconds, fits, independent_updates, step_cost
-from fedel.types import AS_PROFILED, ModelSpec, Role, Speed, StepCost, Task, TimingProfile, Trainer, Window
+from fedel.types import (
+    AS_PROFILED,
+    PLAIN,
+    ModelSpec,
+    Role,
+    Speed,
+    StepCost,
+    Task,
+    TimingProfile,
+    Trainer,
+    UploadSettings,
+    Window,
+)
 
 SELECTIONS = ("exact", "official")
 """``official`` is the dynamic programme of ElasticTrainer's reference code, with its rounding."""
@@ -59,6 +72,8 @@ class Prices:
     speed: Speed = AS_PROFILED
     frozen_share: float = 1.0
     """Share of the steps in which the frozen blocks run; less where their outputs are kept."""
+    upload: UploadSettings = PLAIN
+    """How what is trained travels."""
 
     @staticmethod
     def of(task: Task, trainer: Trainer, scope: str) -> Prices:
@@ -69,7 +84,7 @@ class Prices:
     def on(task: Task, spec: ModelSpec, profile: TimingProfile, num_samples: int, scope: str) -> Prices:
         steps = task.work.steps_for(num_samples)
         size = min(task.work.batch_size, num_samples)
-        return Prices(spec, profile, scope, task.budget_seconds, steps, size, task.speed)
+        return Prices(spec, profile, scope, task.budget_seconds, steps, size, task.speed, upload=task.upload)
 
     @property
     def round_seconds(self) -> float:
@@ -123,27 +138,27 @@ class Prices:
 
     def sent_seconds(self, name: str) -> float:
         """What training a tensor adds to the upload, for each of the planned steps."""
-        return self.speed.transfer_seconds(0, self._bytes[name]) / self.num_steps if self.whole_round else 0.0
+        return self.speed.transfer_seconds(0, self._sent[name]) / self.num_steps if self.whole_round else 0.0
 
     def block_seconds(self) -> list[float]:
         """Of each block for each of the planned steps, its transfers included where they count."""
         seconds = block_seconds(self.profile, self.scope)
         if self.whole_round:
             for t in self.spec.tensors:
-                size = self._bytes[t.name]
-                seconds[t.block - 1] += self.speed.transfer_seconds(size, size) / self.num_steps
+                both_ways = self.speed.transfer_seconds(t.num_bytes, self._sent[t.name])
+                seconds[t.block - 1] += both_ways / self.num_steps
         return seconds
 
     def bytes_down(self, window: Window) -> int:
         """What a client has to hold for a window: everything up to its front, and the exits it uses."""
         needed = self.spec.tensors_for(self.spec.exits_for(window.end, window.front))
-        return sum(self._bytes[name] for name in needed)
+        return sum(self.spec.by_name[name].num_bytes for name in needed)
 
     def bytes_up(self, selected: Collection[str], window: Window) -> int:
         """What it sends: the selected tensors, the exits it used, and the statistics of the window."""
         exits = self.spec.exits_for(window.end, window.front)
         return sum(
-            self._bytes[t.name]
+            self._sent[t.name]
             for t in self.spec.tensors
             if t.name in selected
             or (t.role is Role.EXIT and t.block in exits)
@@ -151,8 +166,9 @@ class Prices:
         )
 
     @cached_property
-    def _bytes(self) -> Mapping[str, int]:
-        return {t.name: t.num_bytes for t in self.spec.tensors}
+    def _sent(self) -> Mapping[str, int]:
+        """Bytes of each tensor in an update."""
+        return {t.name: sent_bytes(self.upload, t) for t in self.spec.tensors}
 
 
 @dataclass(frozen=True)

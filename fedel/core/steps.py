@@ -1,4 +1,4 @@
-"""Local steps: FedNova's count of them (FedNova, section 4; algorithms 12), and a last one that is cut short."""
+"""Local steps: FedNova's count of them (FedNova, section 4; algorithms 12), and a short last one."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class PrefixCache:
     """What enters the window, batch by batch, and the targets.
 
     ``max_bytes`` bounds what is kept: the samples that come first, as many as there is room for. Up to one
-    batch more is computed ahead. A batch shorter than ``size``, the last one of an epoch or of a round, goes its
-    own way.
+    batch more is computed ahead. A batch shorter than ``size``, the last one of an epoch or of a round,
+    goes its own way.
     """
 
     def __init__(

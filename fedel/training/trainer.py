@@ -225,7 +225,8 @@ class TorchTrainer:
         work, max_bytes = train_spec.work, train_spec.prefix_cache_bytes
         batches, size = batch_stream(self.indices, work, rng), min(work.batch_size, self.num_samples)
         comes_again = train_spec.num_steps * size > self.num_samples and self.same_inputs
-        take, least = entrance, least_samples(self.spec)
+        take: Callable[[Array], tuple[Tensor, Tensor]] = entrance
+        least = least_samples(self.spec)
         if max_bytes and comes_again and net.end > 1:
             cache = PrefixCache(batches, entrance, self.num_samples, size, max_bytes)
             batches, take = cache.batches(), cache.take

@@ -59,6 +59,9 @@ class UploadSettings:
             raise ValueError(f"share = {self.share:g}: topk sends more than 0 and at most 1 of the values")
 
 
+PLAIN = UploadSettings()
+
+
 @dataclass(frozen=True)
 class Task:
     """What one client has to do in one round."""
@@ -79,6 +82,8 @@ class Task:
     """How the client did in the rounds before."""
     memory_bytes: int = 0
     """What the device may use of its memory in all; 0 is no limit."""
+    upload: UploadSettings = PLAIN
+    """How the update travels: what a tensor costs to send depends on it."""
 
     def round_seconds(self, num_samples: int) -> float:
         """T_th of the whole round, for a client that holds ``num_samples``."""

@@ -105,7 +105,7 @@ def play_run(
     """Play a run from its first model to its end."""
     workload = FakeWorkload(trainers)
     planner = _Planner(run, workload.spec, clock, strategy)
-    executor = _Executor(Worker(planner.strategy, workload, run.upload), backwards)
+    executor = _Executor(Worker(planner.strategy, workload), backwards)
     start = Checkpoint(initial_model(workload.spec))
     simulation = Simulation(RoundEngine(planner), clients_of(trainers), executor, start, faults=faults)
     models, records, counted = [], [], []
