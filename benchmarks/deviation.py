@@ -65,7 +65,7 @@ def deviations(
 ) -> tuple[list[float], list[int], list[int]]:
     """Of every client and round; and the steps, and the deepest block that was trained."""
     scope = str(strategy["budget_scope"])
-    method, work = build(strategy), LocalWork(num_steps=num_steps)
+    method, work = build(strategy), LocalWork(num_steps=num_steps, batch_size=base.batch_size)
     trainers = {f"client-{s}": Untrained(spec, base.scaled(s) if s > 1 else base) for s in fleet}
     t_th = budget(full_steps([t.profile for t in trainers.values()], scope))
     memories = {name: KeptMemories() for name in trainers}

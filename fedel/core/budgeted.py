@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedel.core.compression import sent_bytes
+from fedel.core.memory_budget import part_of_front
 from fedel.core.selection import select
 from fedel.core.selection_official import select_official
 from fedel.core.steps import least_part, least_samples, part_of_batch
@@ -231,6 +232,15 @@ def choose_whole(prices: Prices, window: Window, fit_steps: bool = False) -> Cho
     if not fits(prices.step_seconds(every, window) + once, prices.budget_seconds):
         return None
     return fill(prices, window, every, fit_steps)
+
+
+def choose_in_memory(
+    task: Task, window: Window, trainer: Trainer, prices: Prices, fit_steps: bool = False
+) -> Choice:
+    """What fits the device's memory of the front block, where not even its probe does."""
+    spec, profile = trainer.spec, trainer.profile
+    selected = part_of_front(spec, profile, window.front, task.global_importance, task.memory_bytes)
+    return replace(fill(prices, window, selected, fit_steps), in_budget=False)
 
 
 def fill(prices: Prices, window: Window, selected: Collection[str], fit_steps: bool = False) -> Choice:

@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedel.core.budgeted import SELECTIONS, Prices, choose
+from fedel.core import memory_budget
+from fedel.core.budgeted import SELECTIONS, Prices, choose, choose_in_memory
 from fedel.core.importance import local
 from fedel.core.timing import SCOPES
 from fedel.strategies.base import (
@@ -25,9 +26,9 @@ from fedel.strategies.base import (
     task_for,
     train_spec_for,
     update_of,
-    whole,
 )
 from fedel.types import (
+    FREE,
     Fold,
     Memory,
     ModelSpec,
@@ -37,12 +38,14 @@ from fedel.types import (
     Tensors,
     Trainer,
     Update,
+    Window,
 )
 
 
 @dataclass(frozen=True)
 class ElasticTrainer(Method):
     name: ClassVar[str] = "elastictrainer"
+    fits_memory: ClassVar[bool] = True
 
     budget_scope: str = "backward"
     """What counts against T_th: ``backward``, as in the paper's simulation; ``train``, the whole step; or
@@ -76,12 +79,15 @@ class ElasticTrainer(Method):
         return trainer.spec.tensors_for(trainer.spec.exits_for(1, trainer.spec.num_blocks))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
-        prices, window = Prices.of(task, trainer, self.budget_scope), whole(trainer.spec)
-        importance = local(trainer.probe(model, window, task.work, task.seed))
-        probe = prices.probe(window)
-        in_budget = self.probe_in_budget or prices.whole_round
-        probe_seconds = probe.total(self.budget_scope) if in_budget else 0.0
-        choice = choose(prices, window, importance, self.dp, probe_seconds, self.fits_steps)
+        prices, window = Prices.of(task, trainer, self.budget_scope), output_side(task, trainer)
+        if memory_budget.fits(trainer.spec, trainer.profile, window, task.memory_bytes):
+            importance = local(trainer.probe(model, window, task.work, task.seed))
+            probe = prices.probe(window)
+            in_budget = self.probe_in_budget or prices.whole_round
+            probe_seconds = probe.total(self.budget_scope) if in_budget else 0.0
+            choice = choose(prices, window, importance, self.dp, probe_seconds, self.fits_steps)
+        else:
+            choice, probe = choose_in_memory(task, window, trainer, prices, self.fits_steps), FREE
         train_spec = train_spec_for(
             task,
             trainer,
@@ -107,3 +113,12 @@ class ElasticTrainer(Method):
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting)
+
+
+def output_side(task: Task, trainer: Trainer) -> Window:
+    """All blocks or, where memory is too small for that, as many as fit on the output side: at least one."""
+    spec, last = trainer.spec, trainer.spec.num_blocks
+    for end in range(1, last):
+        if memory_budget.fits(spec, trainer.profile, Window(end, last), task.memory_bytes):
+            return Window(end, last)
+    return Window(last, last)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedel.core.budgeted import MAX_FILL, Choice, Prices, choose, choose_whole
 from fedel.core.steps import MIN_SHARE
 from fedel.core.timing import full_step
-from fedel.types import AS_PROFILED, Speed, Window
+from fedel.types import AS_PROFILED, Role, Speed, UploadSettings, Window
 from tests.strategies.fakes import profile, spec
 
 SPEC = spec()
@@ -92,6 +92,35 @@ def test_a_slow_uplink_buys_fewer_bytes() -> None:
     choice = choose(slow, window, IMPORTANCE, fit_steps=True)
     assert spent(slow, window, choice) == pytest.approx(slow.round_seconds, rel=0.05)
     assert slow.once_seconds(choice.selected, window) > 0.05 * slow.round_seconds
+
+
+@pytest.mark.parametrize("upload", [UploadSettings("fp16"), UploadSettings("int8"), UploadSettings("topk")])
+def test_compression_buys_more_tensors_over_a_slow_uplink(upload: UploadSettings) -> None:
+    window = Window(1, 4)
+    plain = prices(2)
+    plain = replace(plain, speed=Speed(up_rate=SPEC.num_bytes / (2 * plain.round_seconds)))
+    smaller = replace(plain, upload=upload)
+    choices = [choose(of, window, IMPORTANCE, fit_steps=True) for of in (plain, smaller)]
+    # Tensors or steps: whichever of them the time that is saved pays for.
+    trained = [choice.batches * sum(IMPORTANCE[name] for name in choice.selected) for choice in choices]
+    assert trained[1] > 1.1 * trained[0]
+    assert spent(smaller, window, choices[1]) <= smaller.round_seconds * (1 + 1e-6)
+    assert smaller.bytes_down(window) == plain.bytes_down(window)
+
+
+def test_an_upload_costs_the_bytes_that_compression_makes() -> None:
+    of, window = replace(prices(1), upload=UploadSettings("int8")), Window(2, 4)
+    exits = of.spec.exits_for(window.end, window.front)
+    sent = [
+        t
+        for t in SPEC.tensors
+        if (t.name in IMPORTANCE and t.block in window) or (t.role is Role.EXIT and t.block in exits)
+    ]
+    statistics = [t for t in SPEC.tensors if t.role is Role.BUFFER and t.block in window]
+    selected = {t.name for t in SPEC.weights if t.block in window}
+    expected = sum(t.size + 4 for t in sent) + sum(t.num_bytes for t in statistics)
+    assert statistics
+    assert expected == of.bytes_up(selected, window)
 
 
 def test_what_comes_down_counts_too() -> None:
