@@ -1,10 +1,13 @@
 """What each compression of ``[upload]`` does to accuracy and bytes: the tables of docs/compression.md.
 
     python -m benchmarks.compression
+    python -m benchmarks.compression --up-mbit 20
     python -m benchmarks.compression --cost
 
 Simulates FedEL and FedAvg on the digits that come with scikit-learn. All compressions of a seed share the split
-of the data, the devices and the participants of every round. ``--cost`` times one large update.
+of the data, the devices and the participants of every round. With ``--up-mbit`` the uplink is slow, transfers
+count, and all runs of a seed have the same virtual time: that of ``--rounds`` rounds of FedAvg without
+compression. ``--cost`` times one large update.
 """
 
 from __future__ import annotations
@@ -42,14 +45,25 @@ UPLOADS: dict[str, dict[str, Any]] = {
 }
 
 
-def play(method: str, upload: dict[str, Any], num_rounds: int, seed: int, profile: Path) -> list[RoundRecord]:
+MAX_ROUNDS = 1000
+"""Enough for any virtual time."""
+DOWN_MBIT = 50.0
+
+
+def play(
+    method: str,
+    upload: dict[str, Any],
+    rounds: dict[str, Any],
+    seed: int,
+    profile: Path,
+    up_mbit: float = 0.0,
+) -> list[RoundRecord]:
     """The rounds of one run. The timings of the base device are measured once, for the first run."""
-    rounds = {
-        "num_rounds": num_rounds,
-        "num_participants": NUM_PARTICIPANTS,
-        "evaluate_every": num_rounds // 2,
-    }
+    rounds = {"num_participants": NUM_PARTICIPANTS, **rounds}
     table = {**JOB, "seed": seed, "strategy": {"name": method}, "rounds": rounds, "upload": upload}
+    if up_mbit:
+        link = {"up_mbps": up_mbit, "down_mbps": DOWN_MBIT}
+        table |= {"network": link, "scope": "round"}
     records: list[RoundRecord] = []
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -60,6 +74,26 @@ def play(method: str, upload: dict[str, Any], num_rounds: int, seed: int, profil
             play_all(ready, records.append)
         profile.write_bytes((run / profile.name).read_bytes())
     return records
+
+
+def same_time(methods: list[str], only: list[str], num_rounds: int, seeds: list[int], up_mbit: float) -> None:
+    """Accuracy after the same virtual seconds over a slow uplink."""
+    _say("method", "compression", "accuracy", "rounds", "seconds per round", "kB up per client and round")
+    _say(*["---"] * 6)
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "profile.json"
+        plain = {"num_rounds": num_rounds, "evaluate_every": 0}
+        first = [play("fedavg", {}, plain, seed, profile, up_mbit) for seed in seeds]
+        limits = [sum(record.latency_seconds for record in records) for records in first]
+        for method in methods:
+            for name in only:
+                runs = []
+                for seed, limit in zip(seeds, limits, strict=True):
+                    rounds = {"num_rounds": MAX_ROUNDS, "max_seconds": limit, "evaluate_every": MAX_ROUNDS}
+                    runs.append(play(method, UPLOADS[name], rounds, seed, profile, up_mbit))
+                seconds = np.mean([record.latency_seconds for records in runs for record in records])
+                counts = ", ".join(str(len(records)) for records in runs)
+                _say(method, name, _accuracy(runs), counts, f"{seconds:.3f}", _kilobytes(runs))
 
 
 def cost() -> None:
@@ -93,10 +127,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fedel"])
     parser.add_argument("--only", nargs="+", default=list(UPLOADS))
+    parser.add_argument("--up-mbit", type=float, default=0.0, help="compare at the same time, over this uplink")
     parser.add_argument("--cost", action="store_true", help="measure the codec instead")
     arguments = parser.parse_args()
     if arguments.cost:
         return cost()
+    if arguments.up_mbit:
+        chosen = arguments.methods, arguments.only, arguments.rounds, arguments.seeds, arguments.up_mbit
+        return same_time(*chosen)
     half, end = arguments.rounds // 2, arguments.rounds
     _say("method", "compression", f"after {half} rounds", f"after {end} rounds", "kB up per client and round")
     _say(*["---"] * 5)
@@ -104,12 +142,14 @@ def main() -> None:
         profile = Path(folder) / "profile.json"
         for method in arguments.methods:
             for name in arguments.only:
-                runs = [play(method, UPLOADS[name], end, seed, profile) for seed in arguments.seeds]
+                rounds = {"num_rounds": end, "evaluate_every": half}
+                runs = [play(method, UPLOADS[name], rounds, seed, profile) for seed in arguments.seeds]
                 _say(method, name, _accuracy(runs, half), _accuracy(runs, end), _kilobytes(runs))
     return None
 
 
-def _accuracy(runs: list[list[RoundRecord]], num_rounds: int) -> str:
+def _accuracy(runs: list[list[RoundRecord]], num_rounds: int = 0) -> str:
+    """After this many rounds, or after the last."""
     each = [100 * (records[num_rounds - 1].accuracy or 0.0) for records in runs]
     return f"{np.mean(each):.1f} % ({', '.join(f'{accuracy:.1f}' for accuracy in each)})"
 

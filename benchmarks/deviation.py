@@ -51,7 +51,8 @@ class Untrained:
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
         del model
-        return Trained({}, train_spec.num_steps, float(train_spec.num_steps), 0.0)
+        steps, share = train_spec.num_steps, train_spec.last_share
+        return Trained({}, steps, float(steps), 0.0, last_share=share)
 
 
 def deviations(
@@ -64,7 +65,7 @@ def deviations(
 ) -> tuple[list[float], list[int], list[int]]:
     """Of every client and round; and the steps, and the deepest block that was trained."""
     scope = str(strategy["budget_scope"])
-    method, work = build(strategy), LocalWork(num_steps=num_steps)
+    method, work = build(strategy), LocalWork(num_steps=num_steps, batch_size=base.batch_size)
     trainers = {f"client-{s}": Untrained(spec, base.scaled(s) if s > 1 else base) for s in fleet}
     t_th = budget(full_steps([t.profile for t in trainers.values()], scope))
     memories = {name: KeptMemories() for name in trainers}
@@ -77,8 +78,7 @@ def deviations(
             task = Task(round_num, name, t_th, work, round_num, global_importance=importance)
             memory = recall(round_num - 1, Memory(), memories[name])
             report = run_task(method, task, memory, {}, trainer, memories[name]).report
-            spent = report.num_steps * report.cost.total(scope) + report.probe.total(scope)
-            found.append(spent / task.round_seconds(trainer.num_samples) - 1)
+            found.append(report.seconds(scope) / task.round_seconds(trainer.num_samples) - 1)
             steps.append(report.num_steps)
             assert report.window is not None
             fronts.append(report.window.front)

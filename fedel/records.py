@@ -63,6 +63,8 @@ class ClientRecord:
     """Simulated seconds of download and upload."""
     slowness: float = 1.0
     """How many times slower than its timing profile it was taken to be, from the rounds before."""
+    last_share: float = 1.0
+    """Share of a batch in the last of its steps."""
 
     @property
     def counted_seconds(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -192,9 +192,10 @@ class FakeTrainer:
 
     def train(self, model: Tensors, train_spec: TrainSpec) -> Trained:
         patches, losses, model = {}, [], self._used(model, train_spec)
-        num_steps = 0
-        while train_spec.goes_on(num_steps):
-            num_steps += 1
+        num_steps, last_share = 0, 1.0
+        while share := train_spec.next_share(num_steps):
+            num_steps, last_share = num_steps + 1, share
+        train_spec = replace(train_spec, num_steps=num_steps, last_share=last_share)
         for t in self.spec.tensors:
             where = self.narrowed(t, train_spec.width)
             if t.name in train_spec.selected or (t.role is Role.EXIT and t.block in train_spec.exits):
@@ -206,7 +207,8 @@ class FakeTrainer:
                 patches[t.name] = Patch(self._statistics(t, start, train_spec, num_steps), where)
         loss = float(np.mean(losses)) if losses else 0.0
         steps = effective_steps(num_steps, train_spec.work)
-        return Trained(patches, num_steps, steps, loss, loss_square=loss**2 * (1 + 1 / self.num_samples))
+        square = loss**2 * (1 + 1 / self.num_samples)
+        return Trained(patches, num_steps, steps, loss, square, last_share=last_share)
 
     def _used(self, model: Tensors, train_spec: TrainSpec) -> dict[str, Array]:
         """What runs: all of it has to be given, as in real training, and nothing else is looked at."""
@@ -260,7 +262,8 @@ class FakeTrainer:
         work = train_spec.work
         target = part(_normal(t.shape, self.data_seed, "target", t.name))
         noise = part(_normal(t.shape, train_spec.seed, "noise", t.name, step))
-        gradient = values - target + noise / math.sqrt(work.batch_size + 3 * self.num_samples)
+        share = train_spec.last_share if step == train_spec.num_steps - 1 else 1.0
+        gradient = values - target + noise / math.sqrt(share * work.batch_size + 3 * self.num_samples)
         gradient *= sum(e >= t.block for e in train_spec.exits) * (1 + train_spec.end / 100)
         for hook in train_spec.hooks:
             gradient *= _trace(hook)

@@ -106,7 +106,7 @@ def _by_rules(books: Books, client: str, before: _Round | None, after: _Round, m
     if task.speed.slowness != 1:
         profile = profile.scaled(task.speed.slowness)
     prices = Prices.on(task, spec, profile, entry.num_samples, method.budget_scope)
-    cost, steps = prices.step(entry.selected, after.window), entry.num_steps
+    cost, steps = prices.step(entry.selected, after.window), entry.num_steps - 1 + entry.last_share
     predicted = (cost.forward_seconds * steps, cost.backward_seconds * steps)
     if predicted != (entry.predicted_forward_seconds, entry.predicted_backward_seconds):
         return None

@@ -7,13 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fedel.core.compression import sent_bytes
+from fedel.core.memory_budget import part_of_front
 from fedel.core.selection import select
 from fedel.core.selection_official import select_official
+from fedel.core.steps import least_part, least_samples, part_of_batch
 from fedel.core.timing import SLACK, block_seconds, fits, independent_updates, step_cost
-from fedel.types import AS_PROFILED, ModelSpec, Role, Speed, StepCost, Task, TimingProfile, Trainer, Window
+from fedel.types import (
+    AS_PROFILED,
+    PLAIN,
+    ModelSpec,
+    Role,
+    Speed,
+    StepCost,
+    Task,
+    TimingProfile,
+    Trainer,
+    UploadSettings,
+    Window,
+)
 
 SELECTIONS = ("exact", "official")
 """``official`` is the dynamic programme of ElasticTrainer's reference code, with its rounding."""
@@ -53,9 +68,13 @@ class Prices:
     """T_th of one step."""
     num_steps: int
     """Steps of the plan; T_th of the round is ``budget_seconds`` times as long."""
+    batch_size: int
+    """Samples in a step."""
     speed: Speed = AS_PROFILED
     frozen_share: float = 1.0
     """Share of the steps in which the frozen blocks run; less where their outputs are kept."""
+    upload: UploadSettings = PLAIN
+    """How what is trained travels."""
 
     @staticmethod
     def of(task: Task, trainer: Trainer, scope: str) -> Prices:
@@ -65,7 +84,8 @@ class Prices:
     @staticmethod
     def on(task: Task, spec: ModelSpec, profile: TimingProfile, num_samples: int, scope: str) -> Prices:
         steps = task.work.steps_for(num_samples)
-        return Prices(spec, profile, scope, task.budget_seconds, steps, task.speed)
+        size = min(task.work.batch_size, num_samples)
+        return Prices(spec, profile, scope, task.budget_seconds, steps, size, task.speed, upload=task.upload)
 
     @property
     def round_seconds(self) -> float:
@@ -86,6 +106,25 @@ class Prices:
         once = self.step({t.name for t in self.spec.weights_in(window.end, window.front)}, window)
         return once.scaled(2 * self.speed.probe_slowness / self.speed.slowness)
 
+    def part_of_batch(self, left: float) -> float:
+        """The share of a batch for which ``left`` of a step's time pays; 0 where it is not worth a step."""
+        return part_of_batch(left, self.batch_size, least_samples(self.spec))
+
+    def steps_in(self, seconds: float, step_seconds: float) -> tuple[int, float]:
+        """How many steps these seconds pay for, and the share of a batch in the last of them.
+
+        At most ``MAX_FILL`` times the plan; where they pay for none, the shortest one that is worth it.
+        """
+        most = MAX_FILL * self.num_steps
+        steps = seconds / step_seconds * (1 + SLACK) if step_seconds > 0 else float(self.num_steps)
+        if steps >= most:
+            return most, 1.0
+        whole = math.floor(max(0.0, steps))
+        share = self.part_of_batch(steps - whole)
+        if whole and not share:
+            return whole, 1.0
+        return whole + 1, share or least_part(self.batch_size, least_samples(self.spec))
+
     def once_seconds(self, selected: Collection[str], window: Window) -> float:
         """What is paid once in a round besides the probe, where that counts: the transfers, and storing."""
         if not self.whole_round:
@@ -100,27 +139,27 @@ class Prices:
 
     def sent_seconds(self, name: str) -> float:
         """What training a tensor adds to the upload, for each of the planned steps."""
-        return self.speed.transfer_seconds(0, self._bytes[name]) / self.num_steps if self.whole_round else 0.0
+        return self.speed.transfer_seconds(0, self._sent[name]) / self.num_steps if self.whole_round else 0.0
 
     def block_seconds(self) -> list[float]:
         """Of each block for each of the planned steps, its transfers included where they count."""
         seconds = block_seconds(self.profile, self.scope)
         if self.whole_round:
             for t in self.spec.tensors:
-                size = self._bytes[t.name]
-                seconds[t.block - 1] += self.speed.transfer_seconds(size, size) / self.num_steps
+                both_ways = self.speed.transfer_seconds(t.num_bytes, self._sent[t.name])
+                seconds[t.block - 1] += both_ways / self.num_steps
         return seconds
 
     def bytes_down(self, window: Window) -> int:
         """What a client has to hold for a window: everything up to its front, and the exits it uses."""
         needed = self.spec.tensors_for(self.spec.exits_for(window.end, window.front))
-        return sum(self._bytes[name] for name in needed)
+        return sum(self.spec.by_name[name].num_bytes for name in needed)
 
     def bytes_up(self, selected: Collection[str], window: Window) -> int:
         """What it sends: the selected tensors, the exits it used, and the statistics of the window."""
         exits = self.spec.exits_for(window.end, window.front)
         return sum(
-            self._bytes[t.name]
+            self._sent[t.name]
             for t in self.spec.tensors
             if t.name in selected
             or (t.role is Role.EXIT and t.block in exits)
@@ -128,8 +167,9 @@ class Prices:
         )
 
     @cached_property
-    def _bytes(self) -> Mapping[str, int]:
-        return {t.name: t.num_bytes for t in self.spec.tensors}
+    def _sent(self) -> Mapping[str, int]:
+        """Bytes of each tensor in an update."""
+        return {t.name: sent_bytes(self.upload, t) for t in self.spec.tensors}
 
 
 @dataclass(frozen=True)
@@ -140,6 +180,13 @@ class Choice:
     num_steps: int
     in_budget: bool
     """Even the smallest useful piece of work may be over budget: then this is it."""
+    last_share: float = 1.0
+    """Share of a batch in the last step."""
+
+    @property
+    def batches(self) -> float:
+        """What the steps come to in whole ones."""
+        return self.num_steps - 1 + self.last_share
 
 
 def choose(
@@ -154,7 +201,8 @@ def choose(
 
     With ``fit_steps``, the number of steps fits T_th too. A step has time for the whole front block, and half
     of it goes into training: where T_th is too short for that, fewer and fuller steps are made. Where the
-    window costs less than T_th, more steps are made.
+    window costs less than T_th, more steps are made. What is left after the whole steps pays for one more on a
+    part of a batch.
     """
     once, steps = probe_seconds + prices.once_seconds((), window), prices.num_steps
     if not fit_steps:
@@ -171,7 +219,7 @@ def choose(
 
     def merit(choice: Choice) -> tuple[bool, float, float]:
         worth_it = 4 * prices.step_seconds(choice.selected, window) > 3 * least_step
-        value = choice.num_steps * sum(importance[name] for name in choice.selected)
+        value = choice.batches * sum(importance[name] for name in choice.selected)
         return worth_it, -max(IDLE_PERCENT, _idle_percent(prices, window, choice, once)), value
 
     return max(found, key=merit)
@@ -186,6 +234,15 @@ def choose_whole(prices: Prices, window: Window, fit_steps: bool = False) -> Cho
     return fill(prices, window, every, fit_steps)
 
 
+def choose_in_memory(
+    task: Task, window: Window, trainer: Trainer, prices: Prices, fit_steps: bool = False
+) -> Choice:
+    """What fits the device's memory of the front block, where not even its probe does."""
+    spec, profile = trainer.spec, trainer.profile
+    selected = part_of_front(spec, profile, window.front, task.global_importance, task.memory_bytes)
+    return replace(fill(prices, window, selected, fit_steps), in_budget=False)
+
+
 def fill(prices: Prices, window: Window, selected: Collection[str], fit_steps: bool = False) -> Choice:
     """These tensors, with as many steps as T_th pays for, or those of the plan."""
     choice = Choice(frozenset(selected), prices.num_steps, True)
@@ -194,19 +251,18 @@ def fill(prices: Prices, window: Window, selected: Collection[str], fit_steps: b
 
 def _filled(prices: Prices, window: Window, choice: Choice, once: float) -> Choice:
     """The choice with as many steps as T_th pays for, and at least one."""
-    step = prices.step_seconds(choice.selected, window)
     sent = prices.once_seconds(choice.selected, window) - prices.once_seconds((), window)
     room = prices.round_seconds - once - sent
-    steps = int(room / step * (1 + SLACK)) if step > 0 else prices.num_steps
-    in_budget = steps >= 1
-    steps = max(1, min(steps, MAX_FILL * prices.num_steps))
-    return Choice(choice.selected, steps, in_budget)
+    step = prices.step_seconds(choice.selected, window)
+    steps, last_share = prices.steps_in(room, step)
+    filled = Choice(choice.selected, steps, True, last_share)
+    return replace(filled, in_budget=fits(filled.batches * step, room))
 
 
 def _idle_percent(prices: Prices, window: Window, choice: Choice, once: float) -> int:
     """Share of T_th that is not used, in whole percent; what is over it counts the same."""
     sent = prices.once_seconds(choice.selected, window) - prices.once_seconds((), window)
-    spent = once + sent + choice.num_steps * prices.step_seconds(choice.selected, window)
+    spent = once + sent + choice.batches * prices.step_seconds(choice.selected, window)
     return math.floor(100 * abs(1 - spent / prices.round_seconds))
 
 

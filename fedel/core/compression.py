@@ -31,6 +31,7 @@ from fedel.types import (
     Role,
     SentUpdate,
     Tensors,
+    TensorSpec,
     Update,
     UploadSettings,
     Where,
@@ -64,6 +65,19 @@ def num_bytes(upload: UploadSettings, size: int) -> int:
             return min(_bitmap_bytes(size), _PLACE_BYTES * count) + _VALUE_BYTES * count
         case _:
             return _VALUE_BYTES * size
+
+
+def sent_bytes(upload: UploadSettings, tensor: TensorSpec) -> int:
+    """Bytes of a whole tensor in an update; statistics are sent as they are.
+
+    >>> weight = TensorSpec("a", 1, (10, 100))
+    >>> sent_bytes(UploadSettings("int8"), weight), sent_bytes(UploadSettings(), weight)
+    (1004, 4000)
+    >>> sent_bytes(UploadSettings("int8"), TensorSpec("a", 1, (10, 100), Role.BUFFER))
+    4000
+    """
+    plain = upload.compression == "none" or tensor.role is Role.BUFFER
+    return tensor.num_bytes if plain else num_bytes(upload, tensor.size)
 
 
 def compress(upload: UploadSettings, change: Floats) -> Bytes:

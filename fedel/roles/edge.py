@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from fedel.core.compression import compress_update
-from fedel.types import Memory, SentUpdate, Strategy, Task, Tensors, Trainer, UploadSettings
+from fedel.types import Memory, SentUpdate, Strategy, Task, Tensors, Trainer
 
 RESIDUAL = "residual:"
 """Tensors of a memory whose names begin like this are what compression has not sent yet."""
@@ -57,7 +57,6 @@ def run_task(
     model: Tensors,
     trainer: Trainer,
     memories: Memories,
-    upload: UploadSettings | None = None,
 ) -> SentUpdate:
     """Fit one task. ``model`` has at least the tensors that ``needed_by`` names.
 
@@ -65,7 +64,7 @@ def run_task(
     residuals = {n.removeprefix(RESIDUAL): v for n, v in memory.tensors.items() if n.startswith(RESIDUAL)}
     own = {name: values for name, values in memory.tensors.items() if not name.startswith(RESIDUAL)}
     update, after = strategy.fit(task, model, replace(memory, tensors=own), trainer)
-    sent, residuals = compress_update(upload or UploadSettings(), trainer.spec, update, model, residuals)
+    sent, residuals = compress_update(task.upload, trainer.spec, update, model, residuals)
     kept = {RESIDUAL + name: values for name, values in residuals.items()}
     memories.stage(task.round_num, replace(after, tensors={**after.tensors, **kept}))
     return sent

@@ -68,6 +68,7 @@ def objection_to_report(report: Report, spec: ModelSpec, participant: Participan
     return (
         objection_to_numbers({"num_steps": report.num_steps}, participant.max_steps)
         or objection_to_numbers({"effective_steps": report.effective_steps}, participant.max_effective_steps)
+        or objection_to_numbers({"last_share": report.last_share}, 1.0)
         or objection_to_numbers(
             {
                 "forward_seconds": report.cost.forward_seconds,

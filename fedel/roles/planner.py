@@ -11,6 +11,7 @@ from typing import Any
 from fedel import privacy
 from fedel.core import timing
 from fedel.core.budgeted import MAX_FILL
+from fedel.core.compression import sent_bytes
 from fedel.core.timing import SLACK
 from fedel.job import RunConfig
 from fedel.roles.gate import MAX_COUNT
@@ -98,6 +99,7 @@ class RoundPlanner:
         self.scope = clock_of(self.strategy, default_clock)
         by_clock = run.budget.pace == CLOCK_PACE and self.scope != "backward"
         self.pace = CLOCK_PACE if by_clock else PLAN_PACE
+        self._bytes_up = sum(sent_bytes(run.upload, t) for t in spec.tensors)
 
     def plan(self, handover: Handover, clients: Sequence[ClientView]) -> Plan:
         """The round's tasks. ``clients`` are those that are present, in a fixed order."""
@@ -134,13 +136,12 @@ class RoundPlanner:
         step = timing.full_step(client.profile, self.spec.exit_each).total(self.scope)
         if self.scope != "round":
             return step
-        transfers = client.speed.transfer_seconds(self.spec.num_bytes, self.spec.num_bytes)
-        return step + transfers / self.run.work.steps_for(client.num_samples)
+        return step + self._transfer_seconds(client) / self.run.work.steps_for(client.num_samples)
 
     def _complete(self, task: Task, speed: Speed) -> Task:
         """The task with what no method decides; whatever number of steps a method came to, it can be sent."""
         work = replace(task.work, num_steps=min(task.work.num_steps, MAX_COUNT))
-        return replace(task, work=work, pace=self.pace, speed=speed)
+        return replace(task, work=work, pace=self.pace, speed=speed, upload=self.run.upload)
 
     def _deadline_seconds(self, plan: Plan, clients: Sequence[ClientView]) -> float:
         """Seconds after which the round may close although some clients are not back.
@@ -161,7 +162,11 @@ class RoundPlanner:
         seconds = task.round_seconds(client.num_samples) + client.speed.wait_seconds
         if self.scope == "round":
             return seconds
-        return seconds + client.speed.transfer_seconds(self.spec.num_bytes, self.spec.num_bytes)
+        return seconds + self._transfer_seconds(client)
+
+    def _transfer_seconds(self, client: ClientView) -> float:
+        """Of the whole model, down and up."""
+        return client.speed.transfer_seconds(self.spec.num_bytes, self._bytes_up)
 
     def participant(self, task: Task, num_samples: int) -> Participant:
         """What a client with this task may send; ``num_samples`` is what it joined with."""

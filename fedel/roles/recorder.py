@@ -112,7 +112,7 @@ def client_record(
 ) -> ClientRecord:
     """One client's part of a round."""
     budget = task.round_seconds(report.num_samples) if task else 0.0
-    predicted = report.cost.total(scope) * report.num_steps
+    predicted = report.cost.total(scope) * report.batches
     measured = counted_seconds(scope, report.train_seconds, result.phases)
     if scope == "round" and measured:
         predicted += report.probe.total(scope) + measured - report.train_seconds
@@ -127,8 +127,8 @@ def client_record(
         loss=report.loss,
         budget_seconds=budget,
         predicted_seconds=predicted,
-        predicted_forward_seconds=report.cost.forward_seconds * report.num_steps,
-        predicted_backward_seconds=report.cost.backward_seconds * report.num_steps,
+        predicted_forward_seconds=report.cost.forward_seconds * report.batches,
+        predicted_backward_seconds=report.cost.backward_seconds * report.batches,
         train_seconds=report.train_seconds,
         deviation=measured / budget - 1 if measured and budget else None,
         predicted_deviation=predicted / budget - 1 if budget else None,
@@ -140,6 +140,7 @@ def client_record(
         phases=_phases(result),
         device=result.device,
         slowness=task.speed.slowness if task else 1.0,
+        last_share=report.last_share,
     )
 
 

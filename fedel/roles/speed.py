@@ -67,7 +67,7 @@ def learned(before: Speed, result: TaskResult) -> Speed:
     2.0
     """
     report, phases, is_first = result.report, result.phases, before == AS_PROFILED
-    steps = report.num_steps * report.step_seconds
+    steps = report.batches * report.step_seconds
     other = phases["train"] - report.probe_seconds - steps if phases.get("train") else before.other_seconds
     return Speed(
         slowness=_corrected(before.slowness, report.step_seconds, report.cost.total("train"), is_first),
@@ -112,7 +112,7 @@ def measured_slowness(report: Report | None) -> float:
     """
     if report is None:
         return 1.0
-    predicted = report.cost.total("train") * report.num_steps + report.probe.total("train")
+    predicted = report.seconds("train")
     if predicted <= 0 or report.train_seconds <= FACTOR * predicted:
         return 1.0
     return report.train_seconds / predicted

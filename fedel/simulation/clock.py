@@ -30,10 +30,8 @@ class Spent:
 def spent(report: Report, drift: float = 1.0, network_seconds: float = 0.0) -> Spent:
     """Steps as the strategy predicts them, and the probe, on a device ``drift`` times slower than it was."""
 
-    def seconds(scope: str) -> float:
-        return drift * (report.num_steps * report.cost.total(scope) + report.probe.total(scope))
-
-    return Spent(seconds("backward"), seconds("train"), network_seconds)
+    backward, train = (drift * report.seconds(scope) for scope in ("backward", "train"))
+    return Spent(backward, train, network_seconds)
 
 
 def in_time(seconds: float, deadline_seconds: float) -> bool:

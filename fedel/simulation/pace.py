@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedel.core.budgeted import MAX_FILL, Prices
+from fedel.core.budgeted import Prices
 from fedel.strategies.base import CorrectedTrainer, WrappedTrainer
 from fedel.types import LocalWork, Task, Tensors, Trained, Trainer, TrainSpec, Window
 
@@ -28,6 +28,5 @@ class VirtualPace(WrappedTrainer):
         prices, window = self._prices, Window(train_spec.end, max(train_spec.exits))
         room = prices.round_seconds - self._spent - prices.once_seconds(train_spec.selected, window)
         self._spent = 0.0
-        steps = round(room / prices.step(train_spec.selected, window).total("train"))
-        steps = max(1, min(steps, MAX_FILL * prices.num_steps))
-        return self._trainer.train(model, replace(train_spec, num_steps=steps))
+        steps, share = prices.steps_in(room, prices.step(train_spec.selected, window).total("train"))
+        return self._trainer.train(model, replace(train_spec, num_steps=steps, last_share=share))

@@ -80,7 +80,7 @@ def session(
     planner = RoundPlanner(replace(run, rounds=rounds), model.spec, job.scope or PAPER_CLOCK)
     engine = RoundEngine(planner, tests_itself=workload.num_test_samples > 0)
     participants = run.rounds.num_participants or len(clients)
-    worker = Worker(engine.planner.strategy, workload, run.upload)
+    worker = Worker(engine.planner.strategy, workload)
     with workers(worker, executor, min(num_workers or cores(), participants)) as pool:
         simulation = Simulation(
             engine,

@@ -18,7 +18,6 @@ from fedel.types import (
     Task,
     Tensors,
     Trainer,
-    UploadSettings,
 )
 
 
@@ -88,8 +87,8 @@ class Workload(Protocol):
 
 
 class Worker:
-    def __init__(self, strategy: Strategy, workload: Workload, upload: UploadSettings | None = None) -> None:
-        self._strategy, self._upload = strategy, upload
+    def __init__(self, strategy: Strategy, workload: Workload) -> None:
+        self._strategy = strategy
         self.workload = workload
 
     def perform(self, item: ClientTask | EvaluationPart, model: Tensors) -> Outcome | Sequence[Tally]:
@@ -102,7 +101,7 @@ class Worker:
         memory = recall(item.accepted_round, Memory(), memories)
         needed = needed_by(strategy, task, memory, trainer)
         part = {name: model[name] for name in needed}
-        update = run_task(strategy, task, memory, part, trainer, memories, self._upload)
+        update = run_task(strategy, task, memory, part, trainer, memories)
         after = memories.load(task.round_num)
         assert after is not None
         return Outcome(update, after, needed)

@@ -155,6 +155,7 @@ def train_spec_for(
     window: Window,
     exits: tuple[int, ...] = (),
     num_steps: int | None = None,
+    last_share: float = 1.0,
 ) -> TrainSpec:
     """A training of ``selected`` inside ``window``, through the exits that the model trains by.
 
@@ -167,6 +168,7 @@ def train_spec_for(
         selected=frozenset(selected),
         exits=exits or trainer.spec.exits_for(window.end, window.front),
         end=window.end,
+        last_share=last_share,
     )
 
 
@@ -223,6 +225,7 @@ def update_of(
         rounds_held=rounds_held,
         selected=tuple(t.name for t in trainer.spec.weights if t.name in train_spec.selected),
         over_budget=over_budget,
+        last_share=trained.last_share,
     )
     return Update(trained.patches, report)
 

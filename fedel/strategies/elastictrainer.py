@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedel.core.budgeted import SELECTIONS, Choice, Prices, choose, choose_whole
+from fedel.core import memory_budget
+from fedel.core.budgeted import SELECTIONS, Choice, Prices, choose, choose_in_memory, choose_whole
 from fedel.core.importance import local
 from fedel.core.timing import SCOPES
 from fedel.strategies.base import (
@@ -26,7 +27,6 @@ from fedel.strategies.base import (
     task_for,
     train_spec_for,
     update_of,
-    whole,
 )
 from fedel.types import (
     FREE,
@@ -47,6 +47,7 @@ from fedel.types import (
 @dataclass(frozen=True)
 class ElasticTrainer(Method):
     name: ClassVar[str] = "elastictrainer"
+    fits_memory: ClassVar[bool] = True
 
     budget_scope: str = "backward"
     """What counts against T_th: ``backward``, as in the paper's simulation; ``train``, the whole step; or
@@ -86,9 +87,16 @@ class ElasticTrainer(Method):
         return trainer.spec.tensors_for(trainer.spec.exits_for(1, trainer.spec.num_blocks))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
-        prices, window = Prices.of(task, trainer, self.budget_scope), whole(trainer.spec)
+        prices, window = Prices.of(task, trainer, self.budget_scope), output_side(task, trainer)
         choice, probe = self._choose(task, model, window, trainer, prices)
-        train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=choice.num_steps)
+        train_spec = train_spec_for(
+            task,
+            trainer,
+            choice.selected,
+            window,
+            num_steps=choice.num_steps,
+            last_share=choice.last_share,
+        )
         trained = trainer.train(model, train_spec)
         cost = prices.step(choice.selected, window)
         update = update_of(
@@ -108,6 +116,8 @@ class ElasticTrainer(Method):
         self, task: Task, model: Tensors, window: Window, trainer: Trainer, prices: Prices
     ) -> tuple[Choice, StepCost]:
         """What to train, and what the probe for that cost."""
+        if not memory_budget.fits(trainer.spec, trainer.profile, window, task.memory_bytes):
+            return choose_in_memory(task, window, trainer, prices, self.fits_steps), FREE
         if self.train_all_that_fits:
             whole_model = choose_whole(prices, window, self.fits_steps)
             if whole_model is not None:
@@ -120,3 +130,12 @@ class ElasticTrainer(Method):
 
     def fold(self, spec: ModelSpec) -> Fold:
         return MeanFold(spec, self.weighting, self.damping)
+
+
+def output_side(task: Task, trainer: Trainer) -> Window:
+    """All blocks or, where memory is too small for that, as many as fit on the output side: at least one."""
+    spec, last = trainer.spec, trainer.spec.num_blocks
+    for end in range(1, last):
+        if memory_budget.fits(spec, trainer.profile, Window(end, last), task.memory_bytes):
+            return Window(end, last)
+    return Window(last, last)

@@ -31,8 +31,8 @@ class FedAvgCut(FedAvg):
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
         prices, window = Prices.of(task, trainer, self.budget_scope), whole(trainer.spec)
         choice = fill(prices, window, {t.name for t in trainer.spec.weights}, fit_steps=True)
-        num_steps = min(choice.num_steps, prices.num_steps)
-        train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=num_steps)
+        steps, share = min((choice.num_steps, choice.last_share), (prices.num_steps, 1.0))
+        train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=steps, last_share=share)
         trained = trainer.train(model, train_spec)
         cost, over = prices.step(choice.selected, window), not choice.in_budget
         return update_of(task, model, trainer, train_spec, trained, cost, over_budget=over), memory

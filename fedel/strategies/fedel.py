@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedel.core import memory_budget
-from fedel.core.budgeted import SELECTIONS, Choice, Prices, choose, choose_whole, fill
+from fedel.core.budgeted import SELECTIONS, Choice, Prices, choose, choose_in_memory, choose_whole
 from fedel.core.importance import blend, local
 from fedel.core.prefix import bytes_per_sample, frozen_steps, room_for
 from fedel.core.timing import SCOPES
@@ -139,9 +139,16 @@ class FedEL(Method):
             choice, probe = self._choose(task, model, window, trainer, prices)
         else:
             window = Window(window.front, window.front)
-            choice, probe = self._choose_in_memory(task, window, trainer, prices), FREE
+            choice, probe = choose_in_memory(task, window, trainer, prices, self.fits_steps), FREE
             memory = replace(memory, window=window)
-        train_spec = train_spec_for(task, trainer, choice.selected, window, num_steps=choice.num_steps)
+        train_spec = train_spec_for(
+            task,
+            trainer,
+            choice.selected,
+            window,
+            num_steps=choice.num_steps,
+            last_share=choice.last_share,
+        )
         room = self._cache_bytes(task, trainer, choice.selected, window)
         train_spec = replace(train_spec, prefix_cache_bytes=room)
         trained = trainer.train(model, train_spec)  # line 13
@@ -162,12 +169,6 @@ class FedEL(Method):
 
     def _taught(self, trainer: Trainer) -> Trainer:
         return TaughtTrainer(trainer, self.teach) if self.teach else trainer
-
-    def _choose_in_memory(self, task: Task, window: Window, trainer: Trainer, prices: Prices) -> Choice:
-        """What fits of the front block where not even its probe does."""
-        spec, profile, front = trainer.spec, trainer.profile, window.front
-        selected = memory_budget.part_of_front(spec, profile, front, task.global_importance, task.memory_bytes)
-        return replace(fill(prices, window, selected, self.fits_steps), in_budget=False)
 
     def _choose(
         self, task: Task, model: Tensors, window: Window, trainer: Trainer, prices: Prices

@@ -24,7 +24,8 @@ class PrefixCache:
     """What enters the window, batch by batch, and the targets.
 
     ``max_bytes`` bounds what is kept: the samples that come first, as many as there is room for. Up to one
-    batch more is computed ahead. A batch shorter than ``size``, the last one of an epoch, goes its own way.
+    batch more is computed ahead. A batch shorter than ``size``, the last one of an epoch or of a round,
+    goes its own way.
     """
 
     def __init__(
@@ -38,12 +39,15 @@ class PrefixCache:
         """Computed ahead; dropped once used."""
         self._ahead: deque[Array] = deque()
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self) -> Iterator[Array]:
+        """In the order in which they came."""
         while True:
-            batch = self._ahead.popleft() if self._ahead else next(self._batches)
-            yield self._take(batch) if len(batch) == self._size else self._entrance(batch)
+            yield self._ahead.popleft() if self._ahead else next(self._batches)
 
-    def _take(self, batch: Array) -> tuple[Tensor, Tensor]:
+    def take(self, batch: Array) -> tuple[Tensor, Tensor]:
+        """What enters the window for the batch that came last, or for a part of it."""
+        if len(batch) != self._size:
+            return self._entrance(batch)
         missing = self._missing(batch)
         if missing:
             self._compute(self._fill_up(missing, batch))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedel.core.steps import effective_steps
+from fedel.core.steps import effective_steps, least_samples, shortened
 from fedel.data.dataset import Dataset
 from fedel.errors import DataError
 from fedel.models.blocks import BlockModel
@@ -157,7 +157,7 @@ class TorchTrainer:
             training = TorchTraining(work, net.trained, model, where, self.device)
             with reweighted(network, hooks):
                 begin = stamp(self.device)
-                num_steps, loss, loss_square = self._steps(net, train_spec, training)
+                num_steps, last_share, loss, loss_square = self._steps(net, train_spec, training)
                 seconds = seconds_between(begin, stamp(self.device))
             with torch.no_grad():
                 for hook in hooks:
@@ -171,19 +171,25 @@ class TorchTrainer:
             loss_square=loss_square,
             seconds=seconds,
             peak_memory_bytes=peak_memory_bytes(self.device),
+            last_share=last_share,
         )
 
-    def _steps(self, net: Elastic, train_spec: TrainSpec, training: TorchTraining) -> tuple[int, float, float]:
-        """Steps made, mean loss, and Oort's moving average of the squared sample loss over the first pass."""
+    def _steps(
+        self, net: Elastic, train_spec: TrainSpec, training: TorchTraining
+    ) -> tuple[int, float, float, float]:
+        """Steps made, the share of a batch in the last of them, mean loss, and Oort's moving average of the
+        squared sample loss over the first pass."""
         work = train_spec.work
         rng = generator(train_spec.seed, "batches")
-        stream = self._entrances(net, train_spec, rng)
+        next_batch = self._entrances(net, train_spec, rng)
         first_pass = max(1, -(-self.num_samples // work.batch_size))
         optimiser = optim.build(net.trained.values(), work) if net.trained else None
         losses: list[Tensor] = []
         square = torch.zeros((), dtype=torch.float64, device=self.device)
-        while self._goes_on(train_spec, len(losses)):
-            h, y = next(stream)
+        last_share = 1.0
+        while share := self._next_share(train_spec, len(losses)):
+            last_share = share
+            h, y = next_batch(share)
             loss, each = loss_of(train_spec.hooks, training, net.window_logits(h), y)
             if optimiser is not None and loss.requires_grad:
                 optimiser.zero_grad(set_to_none=True)
@@ -196,17 +202,19 @@ class TorchTrainer:
                 squared = each.detach().double().square().mean()
                 square = 0.8 * square + 0.2 * squared if losses else squared
             losses.append(each.detach().mean().double())
-        return len(losses), float(torch.stack(losses).mean()) if losses else 0.0, float(square)
+        loss_mean = float(torch.stack(losses).mean()) if losses else 0.0
+        return len(losses), last_share, loss_mean, float(square)
 
-    def _goes_on(self, train_spec: TrainSpec, num_done: int) -> bool:
+    def _next_share(self, train_spec: TrainSpec, num_done: int) -> float:
         if train_spec.pace is not None and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a clock is read when the step is done, not when it is queued
-        return train_spec.goes_on(num_done)
+        return train_spec.next_share(num_done)
 
     def _entrances(
         self, net: Elastic, train_spec: TrainSpec, rng: np.random.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What enters the window, batch by batch, and the targets; kept where the same comes again."""
+    ) -> Callable[[float], tuple[Tensor, Tensor]]:
+        """Gives what enters the window for a share of the next batch, and the targets; kept where the same
+        comes again."""
 
         def entrance(indices: Array) -> tuple[Tensor, Tensor]:
             x, y = self._batch(indices, rng)
@@ -215,9 +223,17 @@ class TorchTrainer:
         work, max_bytes = train_spec.work, train_spec.prefix_cache_bytes
         batches, size = batch_stream(self.indices, work, rng), min(work.batch_size, self.num_samples)
         comes_again = train_spec.num_steps * size > self.num_samples and self.same_inputs
+        take: Callable[[Array], tuple[Tensor, Tensor]] = entrance
+        least = least_samples(self.spec)
         if max_bytes and comes_again and net.end > 1:
-            return iter(PrefixCache(batches, entrance, self.num_samples, size, max_bytes))
-        return map(entrance, batches)
+            cache = PrefixCache(batches, entrance, self.num_samples, size, max_bytes)
+            batches, take = cache.batches(), cache.take
+
+        def next_batch(share: float) -> tuple[Tensor, Tensor]:
+            batch = next(batches)
+            return take(batch if share == 1 else batch[: shortened(len(batch), share, least)])
+
+        return next_batch
 
     def _gradients(self, net: Elastic, h: Tensor, y: Tensor, parameters: list[Tensor]) -> list[Tensor]:
         loss, _ = objective(net.window_logits(h), y)

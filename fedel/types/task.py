@@ -59,6 +59,9 @@ class UploadSettings:
             raise ValueError(f"share = {self.share:g}: topk sends more than 0 and at most 1 of the values")
 
 
+PLAIN = UploadSettings()
+
+
 @dataclass(frozen=True)
 class Task:
     """What one client has to do in one round."""
@@ -79,6 +82,8 @@ class Task:
     """How the client did in the rounds before."""
     memory_bytes: int = 0
     """What the device may use of its memory in all; 0 is no limit."""
+    upload: UploadSettings = PLAIN
+    """How the update travels: what a tensor costs to send depends on it."""
 
     def round_seconds(self, num_samples: int) -> float:
         """T_th of the whole round, for a client that holds ``num_samples``."""
@@ -94,6 +99,7 @@ class Report:
     num_samples: int
     """Samples the client holds: its weight, where the fold weights clients."""
     num_steps: int
+    """A short last one included: it moves the weights like any other."""
     effective_steps: float
     """FedNova's a_n: the l1 norm of the weights that local steps carry in the final update."""
     loss: float
@@ -119,6 +125,17 @@ class Report:
     """Weights trained this round."""
     over_budget: bool = False
     """Even the smallest useful piece of work did not fit the budget."""
+    last_share: float = 1.0
+    """Share of a batch in the last step, which is cut to what was left of T_th."""
+
+    @property
+    def batches(self) -> float:
+        """What the steps come to in whole ones, which is what they cost."""
+        return self.num_steps - 1 + self.last_share
+
+    def seconds(self, scope: str) -> float:
+        """Predicted seconds of the training: its steps and the probe."""
+        return self.batches * self.cost.total(scope) + self.probe.total(scope)
 
 
 @dataclass(frozen=True)

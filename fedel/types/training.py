@@ -94,8 +94,8 @@ class Hook:
 class Pace(Protocol):
     """Ends a training by something else than the number of its steps, such as a clock."""
 
-    def goes_on(self, num_done: int) -> bool:
-        """Asked before every step, and once after the last one."""
+    def next_share(self, num_done: int) -> float:
+        """As in ``TrainSpec``. Asked before every step, and once after the last one."""
         ...
 
 
@@ -122,12 +122,18 @@ class TrainSpec:
     prefix_cache_bytes: int = 0
     """Room to keep the outputs of the frozen blocks below ``end``, for samples that come again; 0 keeps none.
     The result is the same. Data that is augmented gives other inputs each time and is never kept."""
+    last_share: float = 1.0
+    """Share of a batch in the last step: what is left of T_th after the whole ones."""
     pace: Pace | None = None
     """What ends the training; without one it makes ``num_steps``."""
 
-    def goes_on(self, num_done: int) -> bool:
-        """Whether another step follows after ``num_done``."""
-        return self.pace.goes_on(num_done) if self.pace else num_done < self.num_steps
+    def next_share(self, num_done: int) -> float:
+        """Share of a batch in the step after ``num_done``; below 1 only in the last one, and 0 after it."""
+        if self.pace:
+            return self.pace.next_share(num_done)
+        if num_done >= self.num_steps:
+            return 0.0
+        return self.last_share if num_done == self.num_steps - 1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class Trained:
     patches: Mapping[str, Patch]
     """Selected weights, heads of the exits used, statistics of the blocks that trained."""
     num_steps: int
-    """Steps that were made."""
+    """Steps that were made, a short last one included."""
     effective_steps: float
     """FedNova's a_n, as in ``Report``."""
     loss: float
@@ -151,6 +157,8 @@ class Trained:
     step_seconds: float = 0.0
     """Measured seconds of one step, as a median: the first one often takes longer."""
     peak_memory_bytes: int = 0
+    last_share: float = 1.0
+    """As in ``Report``."""
 
 
 class Trainer(Protocol):

@@ -290,6 +290,7 @@ class Report(_message.Message):
     OVER_BUDGET_FIELD_NUMBER: _builtins.int
     PROBE_SECONDS_FIELD_NUMBER: _builtins.int
     STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    LAST_SHARE_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """Name of the client."""
     round_num: _builtins.int
@@ -297,7 +298,7 @@ class Report(_message.Message):
     num_samples: _builtins.int
     """Number of training samples that the client holds."""
     num_steps: _builtins.int
-    """Number of training steps."""
+    """Number of training steps, a short last one included."""
     effective_steps: _builtins.float
     """a_n of FedNova: the l1 norm of the weights of the steps in the update."""
     loss: _builtins.float
@@ -324,6 +325,8 @@ class Report(_message.Message):
     """Measured seconds of the importance probe; part of train_seconds."""
     step_seconds: _builtins.float
     """Measured seconds of one training step, as a median."""
+    last_share: _builtins.float
+    """Share of a batch in the last step; 0 if it is not said, and then the batch is whole."""
     @_builtins.property
     def window(self) -> Global___WindowState:
         """The window and the tensors that were trained."""
@@ -349,10 +352,11 @@ class Report(_message.Message):
         over_budget: _builtins.bool = ...,
         probe_seconds: _builtins.float = ...,
         step_seconds: _builtins.float = ...,
+        last_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "client", b"client", "effective_steps", b"effective_steps", "forward_seconds", b"forward_seconds", "loss", b"loss", "loss_square", b"loss_square", "num_samples", b"num_samples", "num_steps", b"num_steps", "over_budget", b"over_budget", "peak_memory_bytes", b"peak_memory_bytes", "probe_backward_seconds", b"probe_backward_seconds", "probe_forward_seconds", b"probe_forward_seconds", "probe_seconds", b"probe_seconds", "round_num", b"round_num", "step_seconds", b"step_seconds", "train_seconds", b"train_seconds", "update_norm", b"update_norm", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "client", b"client", "effective_steps", b"effective_steps", "forward_seconds", b"forward_seconds", "last_share", b"last_share", "loss", b"loss", "loss_square", b"loss_square", "num_samples", b"num_samples", "num_steps", b"num_steps", "over_budget", b"over_budget", "peak_memory_bytes", b"peak_memory_bytes", "probe_backward_seconds", b"probe_backward_seconds", "probe_forward_seconds", b"probe_forward_seconds", "probe_seconds", b"probe_seconds", "round_num", b"round_num", "step_seconds", b"step_seconds", "train_seconds", b"train_seconds", "update_norm", b"update_norm", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

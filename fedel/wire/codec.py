@@ -8,6 +8,7 @@ from dataclasses import asdict
 from fedel.errors import UpdateRefused
 from fedel.types import (
     CLOCK_PACE,
+    PLAIN,
     PLAN_PACE,
     BlockBytes,
     BlockTime,
@@ -24,6 +25,7 @@ from fedel.types import (
     TensorSpec,
     TensorTime,
     TimingProfile,
+    UploadSettings,
     WidthTime,
     Window,
 )
@@ -132,7 +134,8 @@ def task_to_pb(
     )
 
 
-def task_from_pb(message: task_pb2.Task, spec: ModelSpec) -> Task:
+def task_from_pb(message: task_pb2.Task, spec: ModelSpec, upload: UploadSettings = PLAIN) -> Task:
+    """``upload`` is that of the run's job, which an agent has from its join."""
     importance: Mapping[str, float] = {
         t.name: value for t, value in zip(spec.tensors, message.global_importance, strict=False)
     }
@@ -147,6 +150,7 @@ def task_from_pb(message: task_pb2.Task, spec: ModelSpec) -> Task:
         pace=CLOCK_PACE if message.by_clock else PLAN_PACE,
         speed=speed_from_pb(message.speed),
         memory_bytes=message.memory_bytes,
+        upload=upload,
     )
 
 
@@ -214,6 +218,7 @@ def report_to_pb(report: Report) -> task_pb2.Report:
         peak_memory_bytes=report.peak_memory_bytes,
         window=window_to_pb(report.window, report.resets, report.rounds_held, report.selected),
         over_budget=report.over_budget,
+        last_share=report.last_share,
     )
 
 
@@ -238,6 +243,7 @@ def report_from_pb(message: task_pb2.Report) -> Report:
         rounds_held=message.window.rounds_held,
         selected=tuple(message.window.selected),
         over_budget=message.over_budget,
+        last_share=message.last_share or 1.0,
     )
 
 

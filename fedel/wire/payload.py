@@ -16,12 +16,11 @@ import numpy as np
 
 from fedel.core import compression
 from fedel.errors import UpdateRefused
-from fedel.types import Array, Change, ModelSpec, Patch, Role, TensorSpec, UploadSettings, Where
+from fedel.types import PLAIN, Array, Change, ModelSpec, Patch, Role, TensorSpec, UploadSettings, Where
 from fedel.v1 import model_pb2
 from fedel.wire.codec import dtype_from_pb, dtype_to_pb
 
 CHUNK_BYTES = 512 * 1024
-PLAIN = UploadSettings()
 _STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint64": np.dtype("<u8")}
 
 

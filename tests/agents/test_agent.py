@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Collection
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from fedel.roles.edge import KeptMemories, recall, run_task
 from fedel.roles.planner import memory_of
 from fedel.strategies import FedEL
-from fedel.types import Memory, Tensors, Update
+from fedel.types import Memory, SentUpdate, Tensors, Update, UploadSettings
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import report_from_pb, task_from_pb
 from fedel.wire.payload import pack
@@ -53,6 +54,29 @@ def needed_for(done: coordinator_pb2.TaskDone) -> frozenset[str]:
 
 def changed(model: Tensors, name: str) -> Tensors:
     return {**model, name: model[name] + np.float32(1)}
+
+
+def test_an_agent_prices_uploads_as_the_simulation_does(tmp_path: Path) -> None:
+    """In the bytes that compression makes, which it knows from the job."""
+    table, message = json.loads(run_table()), task_of(0)
+    table["strategy"]["budget_scope"], table["upload"]["compression"] = "round", "int8"
+    message.speed.up_rate = SPEC.num_bytes / 0.3
+
+    def simulated(upload: UploadSettings) -> SentUpdate:
+        task, method = task_from_pb(message, SPEC, upload), FedEL(budget_scope="round")
+        return run_task(method, task, Memory(), initial_model(), CLIENT, KeptMemories())
+
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.joined(json.dumps(table))
+            fed.coordinator.push(task=message)
+            done = await fed.done(0)
+        expected, report = simulated(UploadSettings("int8")), report_from_pb(done.report)
+        assert (expected.report.selected, expected.report.batches) == (report.selected, report.batches)
+        assert pack(expected.patches).num_bytes == done.bytes_up
+        assert simulated(UploadSettings()).report.batches < report.batches
+
+    run_scenario(tmp_path, scenario)
 
 
 def test_task_to_the_bit(tmp_path: Path) -> None:

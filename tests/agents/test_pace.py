@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from fedel_edge.pace import Clocks, PacedTrainer, Until
+from fedel_edge.progress import WatchedTrainer
 
+from fedel.core.steps import part_of_batch
 from fedel.types import Tensors, Trained, TrainSpec, Window
 from tests.strategies.fakes import WORK, FakeTrainer, initial_model, profile, spec
 
@@ -52,15 +54,17 @@ class Timed(FakeTrainer):
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Steps:
     train_spec: TrainSpec
     world: World
+    share: float = 1.0
 
-    def goes_on(self, num_done: int) -> bool:
+    def next_share(self, num_done: int) -> float:
         if num_done:
-            self.world.now += self.world.per_step
-        return self.train_spec.goes_on(num_done)
+            self.world.now += self.share * self.world.per_step
+        self.share = self.train_spec.next_share(num_done)
+        return self.share
 
 
 def paced(world: World, slowdown: float = 1.0, until: Until | None = None) -> PacedTrainer:
@@ -68,7 +72,7 @@ def paced(world: World, slowdown: float = 1.0, until: Until | None = None) -> Pa
 
 
 def at(seconds: float, max_steps: int = 100) -> Until:
-    return Until(lambda _: 100.0 + seconds, max_steps)
+    return Until(lambda _: 100.0 + seconds, max_steps, lambda left: part_of_batch(left, WORK.batch_size))
 
 
 def test_a_slower_device_waits_after_every_step_and_reports_the_longer_time() -> None:
@@ -99,10 +103,49 @@ def test_stop_ends_the_wait() -> None:
     assert pytest.approx(4 * STEP) == paced(world, 1e6).train(initial_model(), JOB).seconds
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(3.0, 6), (3.2, 6), (3.3, 7), (1.0, 2), (0.0, 1), (-5.0, 1)])
-def test_the_clock_ends_a_training_to_half_a_step(seconds: float, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "steps", "last_share"),
+    [(3.0, 6, 1.0), (3.05, 6, 1.0), (3.25, 7, 0.5), (3.45, 7, 0.875), (0.3, 1, 1.0), (-5.0, 1, 1.0)],
+)
+def test_the_clock_ends_a_training_with_a_part_of_a_batch(
+    seconds: float, steps: int, last_share: float
+) -> None:
     trained = paced(World(), until=at(seconds)).train(initial_model(), JOB)
-    assert steps == trained.num_steps
+    assert (steps, last_share) == (trained.num_steps, trained.last_share)
+    assert STEP == trained.step_seconds, "a short step would make the device look fast"
+
+
+def test_a_single_step_is_as_short_as_the_plan_has_it() -> None:
+    """Where a whole one does not fit T_th; what it takes still says how long a whole one takes."""
+    world = World()
+    trained = paced(world, until=at(0.25)).train(initial_model(), replace(JOB, num_steps=1, last_share=0.5))
+    assert (1, 0.5, STEP) == (trained.num_steps, trained.last_share, trained.step_seconds)
+    assert 100.25 == world.now
+
+
+def test_a_plan_with_a_short_last_step_is_followed() -> None:
+    world = World()
+    trained = paced(world).train(initial_model(), replace(JOB, last_share=0.25))
+    assert (4, 0.25) == (trained.num_steps, trained.last_share)
+    assert pytest.approx(3.25 * STEP) == world.now - 100.0
+
+
+def test_a_task_that_was_given_up_ends_by_the_clock_too() -> None:
+    given_up = False
+
+    def check() -> None:
+        if given_up:
+            raise RuntimeError("given up")
+
+    def on_train(window: Window, selected: tuple[str, ...]) -> None:
+        nonlocal given_up
+        given_up = True
+
+    world = World()
+    trainer = WatchedTrainer(paced(world, until=at(1e9)), check, on_train)
+    with pytest.raises(RuntimeError, match="given up"):
+        trainer.train(initial_model(), JOB)
+    assert 100.0 == world.now, "it made steps that nobody wanted"
 
 
 def test_a_training_by_the_clock_has_a_largest_number_of_steps() -> None:

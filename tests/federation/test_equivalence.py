@@ -147,6 +147,11 @@ def test_memory_makes_a_difference() -> None:
     assert max(w.front - w.end for w in windows if w) < max(w.front - w.end for w in free if w)
 
 
+def test_some_last_steps_are_short() -> None:
+    reports = [update.report for round_ in expected("fedel-round").counted for update in round_.values()]
+    assert any(report.last_share < 1 for report in reports)
+
+
 def test_the_compared_runs_are_uneven_and_all_different() -> None:
     models = {b"".join(values.tobytes() for values in expected(name).published.values()) for name in RUNS}
     assert len(RUNS) == len(models)

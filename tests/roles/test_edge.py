@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedel.core.compression import restored
@@ -25,7 +27,7 @@ def play(
     (task,) = (task for task in plan.tasks if task.client == CLIENT)
     model = initial_model(TRAINER.spec)
     memory = recall(accepted_round, Memory(), memories)
-    sent = run_task(strategy, task, memory, model, TRAINER, memories, TOPK)
+    sent = run_task(strategy, replace(task, upload=TOPK), memory, model, TRAINER, memories)
     assert pack(sent.patches).num_bytes < 0.4 * sum(values.nbytes for values in model.values())
     return {name: patch.values - model[name] for name, patch in restored(TOPK, sent, model).patches.items()}
 

@@ -105,7 +105,7 @@ def play(
     engine = RoundEngine(RoundPlanner(run, workload.spec, scope or PAPER_CLOCK), tests_itself=True)
     store = RunFolder(folder) if folder else None
     kept = store.open(run.table()) if store else None
-    executor = make(Worker(engine.planner.strategy, workload, run.upload))
+    executor = make(Worker(engine.planner.strategy, workload))
     simulation = Simulation(
         engine,
         clients_of(trainers, link),

@@ -11,7 +11,7 @@ from fedel.job import RunConfig
 from fedel.records import RoundRecord
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.planner import Handover, RoundPlanner
-from fedel.simulation.conditions import Faults
+from fedel.simulation.conditions import Faults, Link
 from fedel.simulation.executors import Serial
 from fedel.simulation.run import Simulation
 from fedel.simulation.store import Checkpoint
@@ -108,14 +108,15 @@ def play_run(
     clock: str = DEVICE_CLOCK,
     strategy: Strategy | None = None,
     faults: Faults | None = None,
+    link: Link | None = None,
     backwards: bool = False,
 ) -> History:
     """Play a run from its first model to its end."""
     workload = FakeWorkload(trainers)
     planner = _Planner(run, workload.spec, clock, strategy)
-    executor = _Executor(Worker(planner.strategy, workload, run.upload), backwards)
+    executor = _Executor(Worker(planner.strategy, workload), backwards)
     start = Checkpoint(initial_model(workload.spec))
-    simulation = Simulation(RoundEngine(planner), clients_of(trainers), executor, start, faults=faults)
+    simulation = Simulation(RoundEngine(planner), clients_of(trainers, link), executor, start, faults=faults)
     models, records, counted = [], [], []
     while not simulation.is_over:
         models.append(simulation.checkpoint.model)

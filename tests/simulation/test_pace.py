@@ -9,6 +9,8 @@ import pytest
 
 from fedel.job import RunConfig
 from fedel.roles.planner import Handover, RoundPlanner
+from fedel.simulation.conditions import Link
+from fedel.types import Role
 from tests.simulation.history import History, Script, play_run
 from tests.strategies.fakes import WORK, fleet, spec
 
@@ -19,17 +21,21 @@ def played(
     pace: str = "clock",
     slow: dict[int, dict[str, float]] | None = None,
     rounds: dict[str, Any] | None = None,
+    budget: dict[str, Any] | None = None,
+    compression: str = "none",
+    link: Link | None = None,
     **options: Any,
 ) -> History:
     job = RunConfig.parse(
         {
             "strategy": {"name": "fedel", "budget_scope": "round", **options},
             "rounds": {"num_rounds": ROUNDS, "evaluate_every": 0} | (rounds or {}),
-            "budget": {"pace": pace},
+            "budget": {"pace": pace} | (budget or {}),
             "work": asdict(WORK) | {"num_steps": 50},
+            "upload": {"compression": compression},
         }
     )
-    return play_run(job, fleet(4), faults=Script(slow=slow or {}))
+    return play_run(job, fleet(4), faults=Script(slow=slow or {}), link=link)
 
 
 def deviations(history: History, client: str) -> list[float]:
@@ -43,6 +49,33 @@ def test_every_client_takes_t_th_in_every_round(pace: str) -> None:
     history = played(pace)
     for client in fleet(4):
         assert max(abs(each) for each in deviations(history, client)) < 0.05
+
+
+@pytest.mark.parametrize("pace", ["plan", "clock"])
+def test_compression_buys_tensors_over_a_slow_uplink_within_t_th(pace: str) -> None:
+    step = played("plan").budget_seconds
+    slow = Link(up_mbps=8e-6 * spec().num_bytes / (50 * step))  # the whole model takes T_th
+    plain, small = (
+        played(pace, budget={"policy": "fixed", "value": step}, compression=name, link=slow)
+        for name in ("none", "int8")
+    )
+    for client in fleet(4):
+        assert max(deviations(plain, client)) < 1e-6
+        assert -0.05 < min(deviations(small, client)) <= max(deviations(small, client)) < 1e-6
+        selected = [
+            sum(len(report.selected) for report in history.reports if report.client == client)
+            for history in (plain, small)
+        ]
+        assert selected[1] > 1.1 * selected[0]
+    assert sum(r.bytes_up for r in small.records) < sum(r.bytes_up for r in plain.records)
+
+
+def test_t_th_counts_the_bytes_that_compression_makes() -> None:
+    slow = Link(up_mbps=1.0)
+    plain, small = (played("plan", compression=name, link=slow).budget_seconds for name in ("none", "int8"))
+    statistics = sum(t.num_bytes for t in spec().tensors if t.role is Role.BUFFER)
+    compressed = statistics + sum(t.size + 4 for t in spec().tensors if t.role is not Role.BUFFER)
+    assert plain - small == pytest.approx(slow.up_seconds(spec().num_bytes - compressed) / 50)
 
 
 def test_steps_of_the_plan_take_as_long_as_they_like() -> None:

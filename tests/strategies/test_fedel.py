@@ -65,7 +65,7 @@ def test_the_probe_can_come_out_of_the_budget(kind):
 def test_no_step_is_over_budget_unless_it_says_so(scope, dp):
     history = run_rounds(FedEL(budget_scope=scope, dp=dp), 8, scope=scope)
     for report in history.reports:
-        seconds = report.num_steps * report.cost.total(scope)
+        seconds = report.batches * report.cost.total(scope)
         fits = seconds <= fakes.WORK.num_steps * history.budget_seconds * (1 + 1e-6)
         assert fits is not report.over_budget
     assert not all(r.over_budget for r in history.reports)
@@ -213,7 +213,7 @@ def test_where_the_forward_pass_counts_a_window_stays_within_the_budget():
 def test_where_importance_favours_nothing_the_cheapest_tensor_at_the_front_is_trained():
     client = fleet()["client-0"]
     useless = {t.name: -1.0 for t in client.spec.weights}
-    choice = choose(Prices(client.spec, client.profile, "backward", 1e9, 4), Window(1, 3), useless)
+    choice = choose(Prices(client.spec, client.profile, "backward", 1e9, 4, 8), Window(1, 3), useless)
     assert Choice(frozenset({"blocks.three.conv.bias"}), 4, in_budget=True) == choice
 
 

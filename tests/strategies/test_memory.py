@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from fedel.core.memory_budget import least_bytes, probe_bytes, step_bytes, whole_bytes
-from fedel.strategies import FedEL
+from fedel.strategies import ElasticTrainer, FedEL
 from fedel.strategies.base import task_for
 from fedel.testing import memory_use
-from fedel.types import ClientView, LocalWork, Memory, ModelSpec, Task, Tensors, Window
+from fedel.types import ClientView, LocalWork, Memory, ModelSpec, Strategy, Task, Tensors, Window
 
 from .fakes import Recorder, context_of, fleet, frozen_spec, initial_model, spec
 
@@ -35,7 +35,7 @@ def client_of(limit_bytes: int, of: ModelSpec = SPEC) -> Limited:
     return Limited(fast.data_seed, fast.num_samples, profile, fast.classes, of)
 
 
-def rounds(client: Limited, method: FedEL, num_rounds: int = 8, budget_seconds: float = 0.1) -> list[Memory]:
+def rounds(client: Limited, method: Strategy, num_rounds: int = 8, budget_seconds: float = 0.1) -> list[Memory]:
     """The memory after each round, with the limit of the client's profile."""
     memory, memories, model = Memory(), [], initial_model(client.spec)
     for number in range(num_rounds):
@@ -63,6 +63,27 @@ def test_never_over(share: float, variant: str, of: ModelSpec) -> None:
         assert step_bytes(of, use, job.selected, Window(job.end, max(job.exits))) <= limit
     for window in client.probed:
         assert probe_bytes(of, use, window) <= limit
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
+def test_elastictrainer_trains_what_fits_on_the_output_side(share: float) -> None:
+    use, last = memory_use(SPEC), SPEC.num_blocks
+    least = probe_bytes(SPEC, use, Window(last, last))
+    limit = int(least + share * (probe_bytes(SPEC, use, Window(1, last)) - least))
+    client = client_of(limit)
+    rounds(client, ElasticTrainer(), num_rounds=3, budget_seconds=10.0)
+    for job in client.asked:
+        assert step_bytes(SPEC, use, job.selected, Window(job.end, last)) <= limit
+    (window,) = set(client.probed)
+    assert probe_bytes(SPEC, use, window) <= limit < probe_bytes(SPEC, use, Window(window.end - 1, last))
+
+
+def test_elastictrainer_goes_on_where_no_probe_fits() -> None:
+    last = SPEC.num_blocks
+    client = client_of(probe_bytes(SPEC, memory_use(SPEC), Window(last, last)) - 1)
+    rounds(client, ElasticTrainer(), num_rounds=2)
+    assert [] == client.probed
+    assert {(last, last)} == {(job.end, max(job.exits)) for job in client.asked}
 
 
 def test_every_block_that_fits_has_its_turn() -> None:

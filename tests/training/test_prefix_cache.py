@@ -25,16 +25,14 @@ EPOCHS = LocalWork(num_steps=0, num_epochs=3, batch_size=8, lr=0.05)
 
 
 def train(
-    data: Dataset, profile: TimingProfile, work: LocalWork, room: int, end: int = 3
+    data: Dataset, profile: TimingProfile, work: LocalWork, room: int, end: int = 3, last_share: float = 1.0
 ) -> tuple[Trained, list[int]]:
     """What came of it, and the sizes of the batches that the first block saw."""
     model, sizes = make_model(norm=True), []
     model.blocks["one"].register_forward_hook(lambda _m, x, _y: sizes.append(len(x[0])))
     trainer = TorchTrainer(model, data, np.arange(7, 7 + NUM_SAMPLES), profile)
-    spec = TrainSpec(
-        work, work.steps_for(NUM_SAMPLES), 5, SELECTED, exits=(3,), end=end, prefix_cache_bytes=room
-    )
-    return trainer.train(model.tensors(), spec), sizes
+    spec = TrainSpec(work, work.steps_for(NUM_SAMPLES), 5, SELECTED, exits=(3,), end=end, last_share=last_share)
+    return trainer.train(model.tensors(), replace(spec, prefix_cache_bytes=room)), sizes
 
 
 @pytest.mark.parametrize("work", [STEPS, EPOCHS], ids=["steps", "epochs"])
@@ -52,6 +50,14 @@ def test_same_bits_with_fewer_passes(data: Dataset, profile: TimingProfile, work
     priced = frozen_steps(work, NUM_SAMPLES, num_steps, SAMPLE_BYTES, room)
     assert len(sizes) == pytest.approx(priced, abs=1.5)
     assert len(sizes) < num_steps
+
+
+def test_same_bits_with_a_short_last_step(data: Dataset, profile: TimingProfile) -> None:
+    without, with_cache = (train(data, profile, STEPS, room, last_share=0.5)[0] for room in (0, EVERYTHING))
+    assert 0.5 == without.last_share == with_cache.last_share
+    assert without.loss == with_cache.loss
+    for name, patch in without.patches.items():
+        assert np.array_equal(patch.values, with_cache.patches[name].values), name
 
 
 def test_room_is_a_bound(data: Dataset, profile: TimingProfile, monkeypatch: pytest.MonkeyPatch) -> None:

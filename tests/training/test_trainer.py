@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fedel.core.sparsity import maskable
+from fedel.core.steps import effective_steps
 from fedel.data.dataset import Dataset
 from fedel.errors import DataError, ModelError
 from fedel.models.blocks import BlockModel
@@ -46,6 +47,36 @@ def test_training_everything_equals_the_plain_torch_optimiser(
     expected = {n: v for n, v in model.tensors().items() if n.startswith("blocks.")}
     assert expected.keys() == trained.patches.keys()
     assert_close(expected, {n: p.values for n, p in trained.patches.items()})
+
+
+def test_a_short_last_step_is_a_step_on_a_part_of_the_batch(
+    normed: BlockModel, data: Dataset, work: LocalWork, profile: TimingProfile
+) -> None:
+    train_spec, start = whole(normed, work, last_share=0.25), normed.tensors()
+    trained = trainer_of(normed, data, profile).train(start, train_spec)
+    assert (work.num_steps, 0.25) == (trained.num_steps, trained.last_share)
+    assert effective_steps(work.num_steps, work) == trained.effective_steps
+
+    normed.load(start)
+    normed.train().requires_grad_(True)
+    oracle = torch.optim.SGD(normed.blocks.parameters(), lr=work.lr, momentum=0.9, weight_decay=1e-2)
+    *whole_ones, (x, y) = batches_of(data, train_spec)
+    for inputs, targets in [*whole_ones, (x[:4], y[:4])]:
+        oracle.zero_grad()
+        F.cross_entropy(normed(inputs), targets).backward()
+        oracle.step()
+    expected = {n: v for n, v in normed.tensors().items() if n.startswith("blocks.")}
+    assert_close(expected, {n: p.values for n, p in trained.patches.items()})
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(True, 2), (False, 1)])
+def test_batch_norm_never_gets_a_single_sample(
+    data: Dataset, work: LocalWork, profile: TimingProfile, norm: bool, expected: int
+) -> None:
+    model, sizes = make_model(norm), []
+    model.blocks["one"].register_forward_hook(lambda _m, x, _y: sizes.append(len(x[0])))
+    trainer_of(model, data, profile).train(model.tensors(), whole(model, work, num_steps=2, last_share=1e-3))
+    assert [work.batch_size, expected] == sizes
 
 
 def test_only_selected_weights_their_exit_and_window_statistics_come_back(

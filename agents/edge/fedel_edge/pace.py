@@ -32,13 +32,15 @@ class Until:
     moment: Callable[[TrainSpec], float]
     """On the clock, once it is known what is trained and so what is to be sent."""
     max_steps: int
+    part_of_batch: Callable[[float], float]
+    """The share of a batch for which so much of a step's time pays; 0 where it is not worth a step."""
 
 
 class PacedTrainer(WrappedTrainer):
     """Takes ``slowdown`` times as long: after each step it waits. Adds the probe's time to that of the steps.
 
-    With ``until`` the training ends at that moment, to half a step, after one step at the least. Setting
-    ``stop`` ends a wait at once.
+    With ``until`` the training ends at that moment, with a step on a part of a batch, and after one step at the
+    least. Setting ``stop`` ends a wait at once.
     """
 
     def __init__(
@@ -93,22 +95,24 @@ class _StepPace:
         self, clocks: Clocks, wait: Callable[[float], None], train_spec: TrainSpec, until: Until | None
     ) -> None:
         self._clocks, self._wait, self._spec = clocks, wait, train_spec
-        self._ends_at = until.moment(train_spec) if until else 0.0
-        self._max_steps = until.max_steps if until else 0
+        self._until, self._ends_at = until, until.moment(train_spec) if until else 0.0
         self._last, self._busy = clocks.now(), clocks.busy()
+        self._share = 1.0
         self.seconds: list[float] = []
-        """Of each step, with the wait after it."""
+        """Of each step, with the wait after it. A short one tells less, and counts if there is no other."""
 
-    def goes_on(self, num_done: int) -> bool:
+    def next_share(self, num_done: int) -> float:
         if num_done:
             self._wait(self._clocks.busy() - self._busy)
-            self.seconds.append(self._clocks.now() - self._last)
-        goes_on = self._has_time(num_done) if self._max_steps else self._spec.goes_on(num_done)
+            if self._share == 1 or not self.seconds:
+                self.seconds.append((self._clocks.now() - self._last) / self._share)
+        planned = self._spec.next_share(num_done)
+        self._share = self._in_time(num_done, self._until) if num_done and self._until else planned
         self._last, self._busy = self._clocks.now(), self._clocks.busy()
-        return goes_on
+        return self._share
 
-    def _has_time(self, num_done: int) -> bool:
-        if num_done == 0:
-            return True
-        half_a_step = statistics.median(self.seconds[-RECENT:]) / 2
-        return num_done < self._max_steps and self._clocks.now() + half_a_step <= self._ends_at
+    def _in_time(self, num_done: int, until: Until) -> float:
+        if num_done >= until.max_steps or self._share < 1:
+            return 0.0
+        left = self._ends_at - self._clocks.now()
+        return until.part_of_batch(left / statistics.median(self.seconds[-RECENT:]))

@@ -39,6 +39,6 @@ class _Checked:
     train_spec: TrainSpec
     check: Callable[[], None]
 
-    def goes_on(self, num_done: int) -> bool:
+    def next_share(self, num_done: int) -> float:
         self.check()
-        return self.train_spec.goes_on(num_done)
+        return self.train_spec.next_share(num_done)

@@ -158,7 +158,7 @@ class TaskRunner:
             state = window_to_pb(window, 0, 0, selected)
             loop.call_soon_threadsafe(self._report, message, "train", state)
 
-        task = task_from_pb(message, run.trainer.spec)
+        task = _task(run, message)
         until = self._until(run, task, started)
         paced = PacedTrainer(run.trainer, task_run.given_up, self.slowdown, until, self.clocks)
         return WatchedTrainer(CorrectedTrainer(paced, task.speed), task_run.check, on_train)
@@ -168,10 +168,10 @@ class TaskRunner:
         trainer, memories = start.trainer, run.folder.memories
 
         def fit(task: Task) -> SentUpdate:
-            return run_task(run.strategy, task, start.memory, start.model, trainer, memories, run.config.upload)
+            return run_task(run.strategy, task, start.memory, start.model, trainer, memories)
 
         with device.Meter(self.root) as meter:
-            task = task_from_pb(message, trainer.spec)
+            task = _task(run, message)
             update = fit_in_memory(fit, task, run.strategy, trainer, run.folder.memory_limit)
         trained_at = self.clocks.now()
         report, payload = update.report, pack(update.patches)
@@ -197,7 +197,7 @@ class TaskRunner:
             after = prices.upload_seconds(train_spec.selected, window)
             return begin + prices.round_seconds - after - (run.store_seconds if prices.whole_round else 0.0)
 
-        return Until(moment, MAX_FILL * prices.num_steps)
+        return Until(moment, MAX_FILL * prices.num_steps, prices.part_of_batch)
 
     async def evaluate(
         self, task_run: TaskRun, task: coordinator_pb2.EvaluationTask
@@ -221,10 +221,14 @@ class TaskRunner:
         )
 
 
+def _task(run: JoinedRun, message: task_pb2.Task) -> Task:
+    return task_from_pb(message, run.trainer.spec, run.config.upload)
+
+
 def _recall(run: JoinedRun, message: task_pb2.Task, trainer: Trainer) -> tuple[Memory, frozenset[str]]:
     """In the worker's thread: what the task starts from, and the tensors that it needs of the model."""
     memory = recall(message.accepted_round, memory_from_pb(message.memory), run.folder.memories)
-    task = within_memory(task_from_pb(message, trainer.spec), trainer, run.folder.memory_limit)
+    task = within_memory(_task(run, message), trainer, run.folder.memory_limit)
     return memory, needed_by(run.strategy, task, memory, trainer)
 
 

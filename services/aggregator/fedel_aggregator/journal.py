@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from fedel.errors import UpdateRefused
 from fedel.files import safe_name, sync_directory
 from fedel.roles.aggregator import Upload
-from fedel.types import ModelSpec, SentUpdate, UploadSettings
+from fedel.types import PLAIN, ModelSpec, SentUpdate, UploadSettings
 from fedel.v1.aggregator_pb2 import OpenRoundRequest, Unmask, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
@@ -188,7 +188,7 @@ class Journal:
         path.rename(path.with_suffix(".bad"))
         log.error("an update counts as not sent: %s", error)
 
-    def read(self, client: str, spec: ModelSpec, upload: UploadSettings = payload.PLAIN) -> SentUpdate:
+    def read(self, client: str, spec: ModelSpec, upload: UploadSettings = PLAIN) -> SentUpdate:
         """An update that counts."""
         path = self._updates[client]
         header, start = open_update(path)

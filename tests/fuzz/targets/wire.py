@@ -19,7 +19,7 @@ from fedel.core.compression import compress_update, restored
 from fedel.errors import FedelError
 from fedel.roles.aggregator import RoundFold
 from fedel.strategies import build
-from fedel.types import Change, Patch, SentUpdate, Update, UploadSettings
+from fedel.types import PLAIN, Change, Patch, SentUpdate, Update, UploadSettings
 from fedel.v1 import aggregator_pb2 as agg
 from fedel.v1 import model_pb2, task_pb2
 from fedel.v1.model_pb2 import Chunk
@@ -80,7 +80,7 @@ def _read_spec(message: model_pb2.ModelSpec) -> object:
     return spec.digest, spec.num_bytes, spec.weights, spec.by_name
 
 
-def _patches(data: bytes, upload: UploadSettings = payload.PLAIN) -> Update:
+def _patches(data: bytes, upload: UploadSettings = PLAIN) -> Update:
     """A manifest, then its payload, as an aggregator receives them."""
     parts = frames.split(data)
     header = parsed(agg.UpdateHeader, parts[0] if parts else b"")
@@ -117,7 +117,7 @@ COMPRESSED = {
 METHODS = ("fedavg", "fednova", "heterofl", "fiarse", "depthfl")
 
 
-def _fold(_: Path, upload: UploadSettings = payload.PLAIN) -> Read:
+def _fold(_: Path, upload: UploadSettings = PLAIN) -> Read:
     """What is not refused folds, and leaves a finite model; what is refused leaves no trace."""
     strategies = [build({"name": name}) for name in METHODS]
     model = testing.initial_model()
@@ -151,7 +151,7 @@ def _fold(_: Path, upload: UploadSettings = payload.PLAIN) -> Read:
     return read
 
 
-def _uploads(upload: UploadSettings = payload.PLAIN) -> list[bytes]:
+def _uploads(upload: UploadSettings = PLAIN) -> list[bytes]:
     return [_sent(samples.update(), upload), _sent(samples.whole_update(), upload)]
 
 
