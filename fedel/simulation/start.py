@@ -74,6 +74,7 @@ def session(
         {client.name: part for client, part in zip(clients, parts, strict=True)},
         {client.name: client.profile for client in clients},
         job.device,
+        job.compute,
     )
     # A simulated fleet is complete from the start: there is no client to wait for.
     rounds = replace(run.rounds, min_clients=1)

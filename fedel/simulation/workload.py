@@ -27,8 +27,9 @@ class TorchWorkload:
         parts: Mapping[str, Array],
         profiles: Mapping[str, TimingProfile],
         device: str = "cpu",
+        compute: str = "exact",
     ) -> None:
-        self._model, self._data, self._device = model, data, device
+        self._model, self._data, self._device, self._compute = model, data, device, compute
         self._parts, self._profiles = parts, profiles
         self._trainers: dict[str, TorchTrainer] = {}
         # The first optimiser of a process makes torch import for seconds: here, once, not in every worker.
@@ -49,7 +50,12 @@ class TorchWorkload:
     def trainer(self, client: str) -> TorchTrainer:
         if client not in self._trainers:
             self._trainers[client] = TorchTrainer(
-                self._model, self._data, self._parts[client], self._profiles[client], self._device
+                self._model,
+                self._data,
+                self._parts[client],
+                self._profiles[client],
+                self._device,
+                compute=self._compute,
             )
         return self._trainers[client]
 
@@ -57,8 +63,9 @@ class TorchWorkload:
         self._model.load(model)
         batches = self._batches(part)
         if part.each_exit:
-            return [_tally(score) for score in evaluate_exits(self._model, batches, self._device)]
-        return [_tally(evaluate(self._model, batches, self._device, part.average))]
+            scores = evaluate_exits(self._model, batches, self._device, self._compute)
+            return [_tally(score) for score in scores]
+        return [_tally(evaluate(self._model, batches, self._device, part.average, self._compute))]
 
     def _batches(self, part: EvaluationPart) -> Iterator[tuple[Array, Array]]:
         test, total = self._data.test, self.num_test_samples
