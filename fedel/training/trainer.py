@@ -190,7 +190,7 @@ class TorchTrainer:
             h, y = next(stream)
             loss, each = loss_of(train_spec.hooks, training, net.window_logits(h), y)
             if optimiser is not None and loss.requires_grad:
-                optimiser.zero_grad(set_to_none=True)
+                optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     change_gradients(train_spec.hooks, training)
@@ -199,8 +199,8 @@ class TorchTrainer:
             if len(losses) < first_pass:
                 squared = each.detach().double().square().mean()
                 square = 0.8 * square + 0.2 * squared if losses else squared
-            losses.append(each.detach().mean().double())
-        return len(losses), float(torch.stack(losses).mean()) if losses else 0.0, float(square)
+            losses.append(each.detach().mean())
+        return len(losses), float(torch.stack(losses).double().mean()) if losses else 0.0, float(square)
 
     def _goes_on(self, train_spec: TrainSpec, num_done: int) -> bool:
         if train_spec.pace is not None and self.device.type == "cuda":
