@@ -3,10 +3,11 @@
     python -m benchmarks.simulator_steps --before main
     python -m benchmarks.simulator_steps --cases cnn --rounds 12
 
-A task is what a worker does for a client: load the model, train 20 steps, copy what was trained; for FedEL's
-window also the importance probe. Every way to compute has a process of its own. They take turns, one task
-each, so that all see the same machine, and the best task of each counts. ``--before`` names a commit whose
-code comes first; the others are ``exact`` and ``fast`` of the code as it is here.
+A task is what a worker does for five clients: load the model, train 20 steps each, copy what was trained; for
+FedEL's window also the importance probe, and half of the window's tensors are selected, others for each client.
+Every way to compute has a process of its own. They take turns, one task each, so that all see the same machine,
+and the best task of each counts. ``--before`` names a commit whose code comes first; the others are ``exact``
+and ``fast`` of the code as it is here.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ import torch
 from fedel.data.dataset import Dataset, Split, Transform
 from fedel.data.transforms import Images, MaskedTokens
 from fedel.models.registry import build
-from fedel.training.trainer import TorchTrainer
+from fedel.simulation.workload import TorchWorkload
 from fedel.types import LocalWork, TimingProfile, TrainSpec, Window
 
 NUM_STEPS = 20
+CLIENTS = tuple("abcde")
 NOTHING = TimingProfile("", "", 0, (), ())
 SGD = LocalWork(num_steps=NUM_STEPS, batch_size=16, lr=0.02, momentum=0.9, weight_decay=5e-4)
 ADAMW = LocalWork(num_steps=NUM_STEPS, batch_size=8, lr=2e-3, weight_decay=1e-2, optimiser="adamw")
@@ -79,22 +81,36 @@ def tasks(case: Case, compute: str) -> dict[str, Callable[[], object]]:
     torch.manual_seed(0)
     model = build(case.model, **case.options)
     data = noise(case, model.num_classes)
-    known = inspect.signature(TorchTrainer).parameters
+    parts = dict(zip(CLIENTS, np.array_split(np.arange(len(data.train)), len(CLIENTS)), strict=True))
+    known = inspect.signature(TorchWorkload).parameters
     how = {"compute": compute} if "compute" in known else {}
-    trainer = TorchTrainer(model, data, np.arange(len(data.train)), NOTHING, **how)  # type: ignore[arg-type]
+    workload = TorchWorkload(model, data, parts, dict.fromkeys(CLIENTS, NOTHING), **how)  # type: ignore[arg-type]
     start, spec, work = model.tensors(), model.spec, case.work
     last = spec.num_blocks
     window = Window(1 + last // 3, 2 * last // 3)
-    everything = frozenset(t.name for t in spec.weights_in(1, last))
+    everything = [t.name for t in spec.weights_in(1, last)]
     names = [t.name for t in spec.weights_in(window.end, window.front)]
-    half = frozenset(np.random.default_rng(1).choice(names, len(names) // 2, replace=False).tolist())
+    rng = np.random.default_rng(1)
+    halves = [rng.choice(names, len(names) // 2, replace=False).tolist() for _ in CLIENTS]
+
+    def train(selected: list[list[str]], exits: tuple[int, ...], end: int) -> None:
+        specs = [TrainSpec(work, NUM_STEPS, k, frozenset(each), exits, end) for k, each in enumerate(selected)]
+        trainers = [workload.trainer(client) for client in CLIENTS]
+        if compute == "fast":
+            from fedel.simulation.together import Wanted
+
+            workload.train_all([Wanted(t, start, s) for t, s in zip(trainers, specs, strict=True)])
+        else:
+            for trainer, train_spec in zip(trainers, specs, strict=True):
+                trainer.train(start, train_spec)
 
     def fedel() -> None:
-        trainer.probe(start, window, work, 0)
-        trainer.train(start, TrainSpec(work, NUM_STEPS, 0, half, (window.front,), window.end))
+        for client in CLIENTS:
+            workload.trainer(client).probe(start, window, work, 0)
+        train(halves, (window.front,), window.end)
 
     return {
-        "all tensors": lambda: trainer.train(start, TrainSpec(work, NUM_STEPS, 0, everything, (last,))),
+        "all tensors": lambda: train([everything] * len(CLIENTS), (last,), 1),
         f"window {window.end}-{window.front}": fedel,
     }
 
@@ -172,7 +188,7 @@ def main() -> None:
                     for way in ways:
                         seconds, name = way.task(case, place)
                         taken[way.name].append(seconds)
-                rates = [NUM_STEPS / min(taken[column]) for column in columns]
+                rates = [len(CLIENTS) * NUM_STEPS / min(taken[column]) for column in columns]
                 ratios = [f"{rate / rates[0]:.2f}" for rate in rates[1:]]
                 cells = [case, name, *(f"{rate:.0f}" for rate in rates), *ratios]
                 print(f"| {' | '.join(cells)} |", flush=True)

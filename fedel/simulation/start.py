@@ -22,6 +22,7 @@ from fedel.simulation.job import SimulationConfig
 from fedel.simulation.profiles import base_profile
 from fedel.simulation.run import Progress, Simulation
 from fedel.simulation.store import Checkpoint, RunFolder
+from fedel.simulation.together import NUM_TOGETHER
 from fedel.simulation.workers import Worker
 from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import PAPER_CLOCK
@@ -91,6 +92,7 @@ def session(
             faults=job.faults,
             evaluation=job.evaluation,
             num_test_samples=workload.num_test_samples,
+            num_together=NUM_TOGETHER if job.compute == "fast" else 1,
         )
         yield Session(simulation, engine, folder, _facts(base, digest(parts)))
 

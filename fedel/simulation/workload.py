@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from fedel.data.dataset import Dataset
 from fedel.models.blocks import BlockModel
+from fedel.simulation.together import Wanted
 from fedel.simulation.workers import EvaluationPart, Tally
 from fedel.training.evaluate import Score, evaluate, evaluate_exits
+from fedel.training.stacked import Request, kind, train_together
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Array, ModelSpec, Tensors, TimingProfile
+from fedel.types import Array, ModelSpec, Tensors, TimingProfile, Trained
 
 TEST_BATCH = 250
 
@@ -58,6 +60,21 @@ class TorchWorkload:
                 compute=self._compute,
             )
         return self._trainers[client]
+
+    def train_all(self, wanted: Sequence[Wanted]) -> Sequence[Trained]:
+        kinds: dict[Hashable, list[int]] = {}
+        requests: list[Request] = []
+        for place, each in enumerate(wanted):
+            assert isinstance(each.trainer, TorchTrainer)
+            requests.append(Request(each.trainer, each.model, each.train_spec))
+            kinds.setdefault(kind(requests[-1]) or place, []).append(place)
+        results: dict[int, Trained] = {}
+        for places in kinds.values():
+            some = [requests[place] for place in places]
+            alone = len(some) == 1
+            done = [some[0].trainer.train(some[0].model, some[0].train_spec)] if alone else train_together(some)
+            results |= zip(places, done, strict=True)
+        return [results[place] for place in range(len(wanted))]
 
     def test(self, model: Tensors, part: EvaluationPart) -> Sequence[Tally]:
         self._model.load(model)

@@ -9,12 +9,13 @@ import torch
 from safetensors.numpy import load_file
 
 from fedel.report import runs
-from fedel.simulation import profiles, start
+from fedel.simulation import profiles, start, workload
 from fedel.simulation.job import SimulationConfig
 from fedel.simulation.workers import EvaluationPart
 from fedel.simulation.workload import TorchWorkload
 from fedel.training.factory import fresh_model, initial_model, make_data, make_model
 from fedel.training.profile_io import load_profile, save_profile
+from fedel.training.stacked import train_together
 from tests.simulation import tiny
 from tests.strategies.fakes import same_bits
 
@@ -88,6 +89,22 @@ def test_fast_differs_from_exact_by_rounding_only(strategy, job, tmp_path):
         for name in ("exact", "fast")
     ]
     assert chosen[0] == chosen[1]
+
+
+def test_fast_trains_clients_side_by_side_whatever_the_workers(job, tmp_path, monkeypatch):
+    groups = []
+
+    def counted(requests):
+        groups.append(len(requests))
+        return train_together(requests)
+
+    monkeypatch.setattr(workload, "train_together", counted)
+    fast = replace(job("fedavg", num_rounds=2, num_participants=8), compute="fast")
+    played(fast, tmp_path / "serial", executor="serial")
+    assert groups
+    assert max(groups) > 2
+    played(fast, tmp_path / "two", executor="processes", num_workers=2)
+    assert same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("serial", "two")))
 
 
 def test_a_run_learns_and_leaves_everything_in_its_directory(job, tmp_path):
