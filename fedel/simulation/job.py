@@ -44,8 +44,8 @@ class SimulationConfig:
     device: str = "cpu"
     """Where this machine computes: ``cpu``, ``cuda``, ``cuda:1``, ..."""
     compute: str = "exact"
-    """``exact``: the bits that a federation of devices gives. ``fast``: images in an order in memory with which
-    narrow networks train faster; sums are rounded differently."""
+    """``exact``: the bits that a federation of devices gives. ``fast``: clients side by side, and images in an
+    order in memory with which narrow networks train faster; sums are rounded differently."""
 
     @staticmethod
     def parse(table: Mapping[str, Any], where: str = "job") -> SimulationConfig:

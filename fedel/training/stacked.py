@@ -201,15 +201,14 @@ class _Stack:
             return lambda h: F.batch_norm(h, mean, variance, weight, bias, True, momentum, eps)
         if isinstance(layer, nn.Linear):
             assert weight is not None
-            matrices = weight.view(number, *layer.weight.shape)
-            offsets = bias.view(number, 1, -1) if bias is not None else torch.zeros(number, 1, 1)
+            shape = (number, *layer.weight.shape)
 
             def linear(h: Tensor) -> Tensor:
-                # Views of a weight made once would miss that it needs a gradient: made anew in every step.
-                w = weight.view_as(matrices).transpose(1, 2)
-                b = bias.view_as(offsets) if bias is not None else offsets
+                # A view that was made before the weight needs a gradient would have none: so in every step.
+                offsets = weight.new_zeros(1) if bias is None else bias.view(number, 1, -1)
+                each = h.view(len(h), number, -1).transpose(0, 1)
                 return (
-                    torch.baddbmm(b, h.view(len(h), number, -1).transpose(0, 1), w).transpose(0, 1).flatten(1)
+                    torch.baddbmm(offsets, each, weight.view(shape).transpose(1, 2)).transpose(0, 1).flatten(1)
                 )
 
             return linear
