@@ -5,14 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedel.simulation.children import Child
-from fedel.simulation.workers import Worker
+from fedel.simulation.workers import ClientTask, Outcome, Together, Worker
 from fedel.types import Array, ModelSpec, Tensors
 
 _ALIGNMENT = 64
@@ -28,6 +28,19 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def outcomes(
+    executor: Executor, tasks: Sequence[ClientTask], num_together: int, kind: Callable[[ClientTask], Any]
+) -> Iterator[Outcome]:
+    """Of all tasks, as they finish. Up to ``num_together`` of the same ``kind`` go to a worker at once."""
+    if num_together == 1:
+        yield from (outcome for _, outcome in executor.run(tasks))
+        return
+    tasks = sorted(tasks, key=kind)
+    groups = [Together(tuple(tasks[i : i + num_together])) for i in range(0, len(tasks), num_together)]
+    for _, several in executor.run(groups):
+        yield from several
 
 
 def cores() -> int:

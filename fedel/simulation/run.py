@@ -21,7 +21,7 @@ from fedel.roles.run_state import OPEN, Member, RunState, TaskResult
 from fedel.simulation import clock
 from fedel.simulation.conditions import Faults
 from fedel.simulation.devices import Client
-from fedel.simulation.executors import Executor
+from fedel.simulation.executors import Executor, outcomes
 from fedel.simulation.job import Evaluation
 from fedel.simulation.scores import scores
 from fedel.simulation.store import Checkpoint
@@ -87,6 +87,7 @@ class Simulation:
         faults: Faults | None = None,
         evaluation: Evaluation | None = None,
         num_test_samples: int = 0,
+        num_together: int = 1,
     ) -> None:
         self._engine = engine
         self._clients = {client.name: client for client in clients}
@@ -94,6 +95,7 @@ class Simulation:
         self._faults = faults or Faults()
         self._evaluation = evaluation or Evaluation()
         self._num_test_samples = num_test_samples
+        self._num_together = num_together
         # In forward order, whatever the order in a file.
         model = {tensor.name: checkpoint.model[tensor.name] for tensor in engine.spec.tensors}
         self.checkpoint = replace(checkpoint, model=model)
@@ -207,7 +209,9 @@ class Simulation:
             for o in orders
             if o.task.client not in dropped
         ]
-        for num_done, (_, outcome) in enumerate(self._executor.run(tasks), start=1):
+        # Devices of one type are often at the same window: these can train side by side.
+        kind = lambda each: (self._clients[each.task.client].device, str(each.memory.window))  # noqa: E731
+        for num_done, outcome in enumerate(outcomes(self._executor, tasks, self._num_together, kind), start=1):
             heapq.heappush(self._arrivals, self._arrival(outcome, start))
             if self._progress:
                 self._progress(num_done, len(tasks))

@@ -22,6 +22,7 @@ from fedel.simulation.job import SimulationConfig
 from fedel.simulation.profiles import base_profile
 from fedel.simulation.run import Progress, Simulation
 from fedel.simulation.store import Checkpoint, RunFolder
+from fedel.simulation.together import NUM_TOGETHER
 from fedel.simulation.workers import Worker
 from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import PAPER_CLOCK
@@ -74,6 +75,7 @@ def session(
         {client.name: part for client, part in zip(clients, parts, strict=True)},
         {client.name: client.profile for client in clients},
         job.device,
+        job.compute,
     )
     # A simulated fleet is complete from the start: there is no client to wait for.
     rounds = replace(run.rounds, min_clients=1)
@@ -90,6 +92,7 @@ def session(
             faults=job.faults,
             evaluation=job.evaluation,
             num_test_samples=workload.num_test_samples,
+            num_together=NUM_TOGETHER if job.compute == "fast" else 1,
         )
         yield Session(simulation, engine, folder, _facts(base, digest(parts)))
 

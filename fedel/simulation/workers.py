@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from fedel.roles.edge import KeptMemories, recall, run_task
 from fedel.simulation.pace import VirtualPace
+from fedel.simulation.together import Wanted, all_of
 from fedel.strategies.base import CorrectedTrainer, needed_by
 from fedel.types import (
     CLOCK_PACE,
@@ -17,6 +19,7 @@ from fedel.types import (
     Strategy,
     Task,
     Tensors,
+    Trained,
     Trainer,
 )
 
@@ -30,6 +33,13 @@ class ClientTask:
     memory: Memory
     drift: float = 1.0
     """How many times slower than its profile the device is now."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """Tasks that a worker may train side by side."""
+
+    tasks: tuple[ClientTask, ...]
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,10 @@ class Workload(Protocol):
 
     def trainer(self, client: str) -> Trainer: ...
 
+    def train_all(self, wanted: Sequence[Wanted]) -> Sequence[Trained]:
+        """Trainings of several clients, side by side where that is possible."""
+        ...
+
     def test(self, model: Tensors, part: EvaluationPart) -> Sequence[Tally]:
         """One entry, or one for each exit with ``each_exit``."""
         ...
@@ -91,11 +105,19 @@ class Worker:
         self._strategy = strategy
         self.workload = workload
 
-    def perform(self, item: ClientTask | EvaluationPart, model: Tensors) -> Outcome | Sequence[Tally]:
-        return self._fit(item, model) if isinstance(item, ClientTask) else self.workload.test(model, item)
+    def perform(
+        self, item: ClientTask | Together | EvaluationPart, model: Tensors
+    ) -> Outcome | Sequence[Outcome] | Sequence[Tally]:
+        if isinstance(item, EvaluationPart):
+            return self.workload.test(model, item)
+        if isinstance(item, ClientTask):
+            return self._fit(item, model, self.workload.trainer(item.task.client))
+        fits = [partial(self._fit, task, model) for task in item.tasks]
+        trainers = [self.workload.trainer(task.task.client) for task in item.tasks]
+        return all_of(fits, trainers, self.workload.train_all)
 
-    def _fit(self, item: ClientTask, model: Tensors) -> Outcome:
-        strategy, task, trainer = self._strategy, item.task, self._trainer(item)
+    def _fit(self, item: ClientTask, model: Tensors, client: Trainer) -> Outcome:
+        strategy, task, trainer = self._strategy, item.task, self._trainer(item, client)
         memories = KeptMemories()
         memories.stage(item.accepted_round, item.memory)
         memory = recall(item.accepted_round, Memory(), memories)
@@ -106,9 +128,8 @@ class Worker:
         assert after is not None
         return Outcome(update, after, needed)
 
-    def _trainer(self, item: ClientTask) -> Trainer:
+    def _trainer(self, item: ClientTask, trainer: Trainer) -> Trainer:
         task, strategy = item.task, self._strategy
-        trainer = self.workload.trainer(task.client)
         if task.pace == CLOCK_PACE and strategy.fits_steps:
             trainer = VirtualPace(trainer, task, strategy.budget_scope, item.drift)
         return CorrectedTrainer(trainer, task.speed)

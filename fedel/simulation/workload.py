@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from fedel.data.dataset import Dataset
 from fedel.models.blocks import BlockModel
+from fedel.simulation.together import Wanted
 from fedel.simulation.workers import EvaluationPart, Tally
 from fedel.training.evaluate import Score, evaluate, evaluate_exits
+from fedel.training.stacked import Request, kind, train_together
 from fedel.training.trainer import TorchTrainer
-from fedel.types import Array, ModelSpec, Tensors, TimingProfile
+from fedel.types import Array, ModelSpec, Tensors, TimingProfile, Trained
 
 TEST_BATCH = 250
 
@@ -27,8 +29,9 @@ class TorchWorkload:
         parts: Mapping[str, Array],
         profiles: Mapping[str, TimingProfile],
         device: str = "cpu",
+        compute: str = "exact",
     ) -> None:
-        self._model, self._data, self._device = model, data, device
+        self._model, self._data, self._device, self._compute = model, data, device, compute
         self._parts, self._profiles = parts, profiles
         self._trainers: dict[str, TorchTrainer] = {}
         # The first optimiser of a process makes torch import for seconds: here, once, not in every worker.
@@ -49,16 +52,37 @@ class TorchWorkload:
     def trainer(self, client: str) -> TorchTrainer:
         if client not in self._trainers:
             self._trainers[client] = TorchTrainer(
-                self._model, self._data, self._parts[client], self._profiles[client], self._device
+                self._model,
+                self._data,
+                self._parts[client],
+                self._profiles[client],
+                self._device,
+                compute=self._compute,
             )
         return self._trainers[client]
+
+    def train_all(self, wanted: Sequence[Wanted]) -> Sequence[Trained]:
+        kinds: dict[Hashable, list[int]] = {}
+        requests: list[Request] = []
+        for place, each in enumerate(wanted):
+            assert isinstance(each.trainer, TorchTrainer)
+            requests.append(Request(each.trainer, each.model, each.train_spec))
+            kinds.setdefault(kind(requests[-1]) or place, []).append(place)
+        results: dict[int, Trained] = {}
+        for places in kinds.values():
+            some = [requests[place] for place in places]
+            alone = len(some) == 1
+            done = [some[0].trainer.train(some[0].model, some[0].train_spec)] if alone else train_together(some)
+            results |= zip(places, done, strict=True)
+        return [results[place] for place in range(len(wanted))]
 
     def test(self, model: Tensors, part: EvaluationPart) -> Sequence[Tally]:
         self._model.load(model)
         batches = self._batches(part)
         if part.each_exit:
-            return [_tally(score) for score in evaluate_exits(self._model, batches, self._device)]
-        return [_tally(evaluate(self._model, batches, self._device, part.average))]
+            scores = evaluate_exits(self._model, batches, self._device, self._compute)
+            return [_tally(score) for score in scores]
+        return [_tally(evaluate(self._model, batches, self._device, part.average, self._compute))]
 
     def _batches(self, part: EvaluationPart) -> Iterator[tuple[Array, Array]]:
         test, total = self._data.test, self.num_test_samples

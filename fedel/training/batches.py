@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedel.types import Array, LocalWork
 
@@ -23,3 +25,11 @@ def batch_stream(indices: Array, work: LocalWork, rng: np.random.Generator) -> I
             batch = order[start : min(start + size, whole)]
             # Batch norm cannot normalise a single sample, so it gets company.
             yield batch if len(batch) > 1 else np.append(batch, order[0])
+
+
+def to_torch(
+    batch: tuple[Array, Array], device: str | torch.device, compute: str = "exact"
+) -> tuple[Tensor, Tensor]:
+    """A batch for the model. The order in memory of its input is handed on from layer to layer."""
+    x, y = (torch.from_numpy(part).to(device) for part in batch)
+    return x.to(memory_format=torch.channels_last) if compute == "fast" and x.ndim == 4 else x, y

@@ -110,7 +110,7 @@ class Bench:
             smallest.step()
             self.samples.add((width, "bare optimiser"), timed(self.device, smallest.step))
 
-    def _marks(self, net: Elastic, optimiser: torch.optim.Optimizer) -> list[tuple[Key, Stamp]]:
+    def _marks(self, net: Elastic, optimiser: optim.Optimiser) -> list[tuple[Key, Stamp]]:
         """When each phase of a step ended; the first mark is the beginning."""
         marks: list[tuple[Key, Stamp]] = []
 

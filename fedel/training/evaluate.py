@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedel.data.dataset import IGNORE
 from fedel.models.blocks import BlockModel
+from fedel.training.batches import to_torch
 from fedel.training.objective import cross_entropy
 from fedel.types import Array
 
@@ -52,25 +53,29 @@ def evaluate(
     batches: Iterable[tuple[Array, Array]],
     device: str | torch.device = "cpu",
     average: Collection[int] = (),
+    compute: str = "exact",
 ) -> Score:
     """The model as its strategy uses it: mean logits of the exits after the blocks ``average``
     (``Strategy.exits_to_average``), or the whole network with its own classifier where there are none."""
     tally = _Tally()
     with torch.no_grad():
         model.to(device).eval()
-        for x, y in _on(batches, device):
+        for x, y in (to_torch(batch, device, compute) for batch in batches):
             tally.add(_mean_logits(model, x, average) if average else model(x), y)
     return tally.score()
 
 
 def evaluate_exits(
-    model: BlockModel, batches: Iterable[tuple[Array, Array]], device: str | torch.device = "cpu"
+    model: BlockModel,
+    batches: Iterable[tuple[Array, Array]],
+    device: str | torch.device = "cpu",
+    compute: str = "exact",
 ) -> list[Score]:
     """Every exit by itself, deepest last: a diagnostic, in one pass."""
     tallies = [_Tally() for _ in range(model.spec.num_blocks)]
     with torch.no_grad():
         model.to(device).eval()
-        for x, y in _on(batches, device):
+        for x, y in (to_torch(batch, device, compute) for batch in batches):
             for tally, logits in zip(tallies, model.all_exits(x), strict=True):
                 tally.add(logits, y)
     return [tally.score() for tally in tallies]
@@ -79,8 +84,3 @@ def evaluate_exits(
 def _mean_logits(model: BlockModel, x: Tensor, exits: Collection[int]) -> Tensor:
     logits = model.all_exits(x)
     return torch.stack([logits[block - 1] for block in exits]).mean(0)
-
-
-def _on(batches: Iterable[tuple[Array, Array]], device: str | torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    for x, y in batches:
-        yield torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)

@@ -20,6 +20,8 @@ def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     each = F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=IGNORE, reduction="none").view_as(y)
     counted = y != IGNORE
     mean = each.sum() / counted.sum().clamp(min=1)
+    if y.ndim == 1:
+        return mean, each.detach()
     rows = len(y)
     per_sample = each.detach().reshape(rows, -1).sum(1) / counted.reshape(rows, -1).sum(1).clamp(min=1)
     return mean, per_sample
@@ -28,5 +30,6 @@ def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def objective(logits: Sequence[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
     """The sum of the exits' losses, and each sample's cross-entropy averaged over the exits."""
     losses = [cross_entropy(z, y) for z in logits]
-    loss = torch.stack([mean for mean, _ in losses]).sum() if len(losses) > 1 else losses[0][0]
-    return loss, torch.stack([each for _, each in losses]).mean(0)
+    if len(losses) == 1:
+        return losses[0]
+    return torch.stack([mean for mean, _ in losses]).sum(), torch.stack([each for _, each in losses]).mean(0)

@@ -10,6 +10,11 @@ from typing import Protocol
 from fedel.job import RunConfig
 from fedel.types import Tensors, Trainer
 
+COMPUTE = ("exact", "fast")
+"""``exact``: results have the same bits in a simulation and on devices. ``fast`` keeps the channels of an image
+together in memory, for which torch has faster kernels, and a simulation trains clients side by side; both add
+in another order."""
+
 
 @dataclass(frozen=True)
 class DataPart:

@@ -16,7 +16,7 @@ from fedel.errors import DataError
 from fedel.models.blocks import BlockModel
 from fedel.seeds import generator
 from fedel.training import optim
-from fedel.training.batches import batch_stream
+from fedel.training.batches import batch_stream, to_torch
 from fedel.training.clock import peak_memory_bytes, reset_peak_memory, seconds_between, stamp
 from fedel.training.elastic import Elastic, elastic, useful_exits
 from fedel.training.hooks import (
@@ -60,15 +60,17 @@ class TorchTrainer:
         profile: TimingProfile,
         device: str | torch.device = "cpu",
         measure: Callable[[], TimingProfile] | None = None,
+        compute: str = "exact",
     ) -> None:
-        """``measure`` makes a new timing profile; without it, ``profile`` is for good."""
+        """``measure`` makes a new timing profile; without it, ``profile`` is for good. ``compute``: see
+        ``settings.COMPUTE``."""
         if len(indices) == 0:
             raise DataError(f"a client of {data.name} holds no samples; give each one, or use fewer clients")
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.data = data
         self.indices = np.asarray(indices)
-        self._profile, self._measure = profile, measure
+        self._profile, self._measure, self._compute = profile, measure, compute
 
     @property
     def spec(self) -> ModelSpec:
@@ -192,7 +194,7 @@ class TorchTrainer:
             h, y = next_batch(share)
             loss, each = loss_of(train_spec.hooks, training, net.window_logits(h), y)
             if optimiser is not None and loss.requires_grad:
-                optimiser.zero_grad(set_to_none=True)
+                optimiser.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     change_gradients(train_spec.hooks, training)
@@ -201,8 +203,8 @@ class TorchTrainer:
             if len(losses) < first_pass:
                 squared = each.detach().double().square().mean()
                 square = 0.8 * square + 0.2 * squared if losses else squared
-            losses.append(each.detach().mean().double())
-        loss_mean = float(torch.stack(losses).mean()) if losses else 0.0
+            losses.append(each.detach().mean())
+        loss_mean = float(torch.stack(losses).double().mean()) if losses else 0.0
         return len(losses), last_share, loss_mean, float(square)
 
     def _next_share(self, train_spec: TrainSpec, num_done: int) -> float:
@@ -240,8 +242,7 @@ class TorchTrainer:
         return list(torch.autograd.grad(loss, parameters, materialize_grads=True))
 
     def _batch(self, indices: Array, rng: np.random.Generator | None) -> tuple[Tensor, Tensor]:
-        x, y = self.data.train_batch(indices, rng)
-        return torch.from_numpy(x).to(self.device), torch.from_numpy(y).to(self.device)
+        return to_torch(self.data.train_batch(indices, rng), self.device, self._compute)
 
     def _statistics(self, train_spec: TrainSpec) -> dict[str, Patch]:
         """Batch norm statistics of the model as it came, at full width, over the client's own data.

@@ -38,6 +38,7 @@ def test_virtual_rounds_have_no_shortest_deadline_unless_one_is_set():
         ({"flet": {}}, "unknown key 'flet'; did you mean 'fleet'"),
         ({"rouns": {}}, "did you mean 'rounds'"),
         ({"scope": "forward"}, "scope = 'forward' is not one of"),
+        ({"compute": "faster"}, "compute = 'faster' is not one of: exact, fast"),
         ({"scope": "train", "strategy": {"name": "fedel", "budget_scope": "backward"}}, "remove one of them"),
         ({"scope": "train", "strategy": {"name": "fedl"}}, "did you mean 'fedel'"),
         ({"fleet": {"counts": {"orin": 2}}, "partition": {"num_clients": 3}}, "adds up to 2 devices"),

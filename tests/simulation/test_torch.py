@@ -10,12 +10,13 @@ from safetensors.numpy import load_file
 
 from fedel.job import Server
 from fedel.report import runs
-from fedel.simulation import profiles, start
+from fedel.simulation import profiles, start, workload
 from fedel.simulation.job import SimulationConfig
 from fedel.simulation.workers import EvaluationPart
 from fedel.simulation.workload import TorchWorkload
 from fedel.training.factory import fresh_model, initial_model, make_data, make_model
 from fedel.training.profile_io import load_profile, save_profile
+from fedel.training.stacked import train_together
 from tests.simulation import tiny
 from tests.strategies.fakes import same_bits
 
@@ -72,6 +73,39 @@ def test_workers_and_stops_do_not_change_a_bit(strategy, job, tmp_path):
         assert same_bits(one, same)
         assert rounds_of(tmp_path / "serial") == rounds_of(tmp_path / other)
         assert stored_result(tmp_path / "serial") == stored_result(tmp_path / other)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedel", "heterofl", "depthfl"])
+def test_fast_differs_from_exact_by_rounding_only(strategy, job, tmp_path):
+    exact = job(strategy, num_rounds=5)
+    played(exact, tmp_path / "exact", executor="serial")
+    played(replace(exact, compute="fast"), tmp_path / "fast", executor="serial")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("exact", "fast"))
+    differences = [np.abs(one[name] - other[name]).max() for name in one]
+    assert 0 < max(differences) < 1e-4
+    # The gradient of a bias before batch norm is rounding and nothing else: so is its importance.
+    noise = {"blocks.block2.0.bias"}
+    chosen = [
+        [set(c.selected) - noise for record in runs.load(tmp_path / name).rounds for c in record.clients]
+        for name in ("exact", "fast")
+    ]
+    assert chosen[0] == chosen[1]
+
+
+def test_fast_trains_clients_side_by_side_whatever_the_workers(job, tmp_path, monkeypatch):
+    groups = []
+
+    def counted(requests):
+        groups.append(len(requests))
+        return train_together(requests)
+
+    monkeypatch.setattr(workload, "train_together", counted)
+    fast = replace(job("fedavg", num_rounds=2, num_participants=8), compute="fast")
+    played(fast, tmp_path / "serial", executor="serial")
+    assert groups
+    assert max(groups) > 2
+    played(fast, tmp_path / "two", executor="processes", num_workers=2)
+    assert same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("serial", "two")))
 
 
 def test_a_run_learns_and_leaves_everything_in_its_directory(job, tmp_path):
