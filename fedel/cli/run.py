@@ -163,18 +163,19 @@ def _write_directory(
 def finish(status: pb.RunStatus, directory: Path, console: Console, as_json: bool) -> int:
     """Print the result and where the report is."""
     from fedel.report import page, runs
+    from fedel.report.verdicts import verdicts
 
     if status.phase != pb.RUN_PHASE_FINISHED:
         raise ServiceError(
             f"run '{status.run}' {PHASES.get(status.phase, '?')}: {status.message or 'no reason given'}"
         )
-    report = page.write([runs.load(directory)], directory)
+    found = runs.load(directory)
+    report = page.write([found], directory)
     file = directory / "result.json"
     result = RunResult.from_json(file.read_text(encoding="utf-8"), str(file))
     if as_json:
         print(to_json(result))
     else:
-        accuracy = result.accuracy
-        said = f"accuracy {100 * accuracy:.1f} %" if accuracy is not None else "no test data, so no accuracy"
-        console.print(f"{said}; report: {report}", soft_wrap=True)
+        for line in (*verdicts([found]), f"report: {report}"):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -75,7 +75,7 @@ def test_a_pipe_gets_rounds_reasons_and_messages() -> None:
     lines = out.getvalue().splitlines()
     assert "running: 1 of 2 reports at the deadline; waits for more" == lines[0]
     assert lines[1].startswith("round   1/3")
-    assert "  client 'a': loss is nan: training diverged, try a lower learning rate" == lines[2]
+    assert "  1 update did not count (a): loss is nan: training diverged, try a lower learning rate" == lines[2]
     assert 3 == len(lines)
 
 
