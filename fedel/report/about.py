@@ -27,7 +27,7 @@ def facts(run: StoredRun) -> dict[str, str]:
         "data": _data(run),
         "clients": fleet if run.num_clients else "",
         "seed": "" if seed is None else f"seed {seed}",
-        "clock": f"simulated ({clock(run).removeprefix('virtual, ')})" if run.is_virtual else "",
+        "clock": clock(run).replace("virtual, ", "simulated: ").replace("virtual", "simulated"),
         "version": f"FedEL {version}" if version else "",
         "date": _date(run),
         "phase": "" if run.phase == "finished" else run.phase,

@@ -17,6 +17,7 @@ from fedel.report.plots import (
     WIDTH,
     can_be_drawn,
     drawable,
+    empty,
     figure_with,
     legend_beside,
     nothing,
@@ -67,6 +68,8 @@ def time_by_client(runs: Sequence[StoredRun]) -> Figure:
     """The seconds of every client that count as dots, the median of each group as a line, and T_th."""
     group_of = groups(runs)
     colour_of = dict(zip(in_order(set(group_of.values())), COLOURS * 100, strict=False))
+    if not group_of:
+        return empty(_NO_ROUND)
     figure, panels = _panels(runs, 3.0, sharey=True)
     for label, run, axes in zip(labels(runs), runs, panels, strict=True):
         axes.set_title(label, fontsize=10)
@@ -108,6 +111,8 @@ def seconds_by_phase(runs: Sequence[StoredRun]) -> Figure:
     """Stacked bars: of each client, or of those that worked longest, in the mean of the last rounds."""
     shown = [run.seconds_by_phase(NUM_ROUNDS_SHOWN) for run in runs]
     most = min(NUM_BARS, max((len(clients) for clients in shown), default=0))
+    if not most:
+        return empty(_NO_ROUND)
     figure, panels = _panels(runs, 1.6 + 0.28 * most)
     longest = max((sum(spent.values()) for clients in shown for spent in clients.values()), default=0.0)
     for label, run, clients, axes in zip(labels(runs), runs, shown, panels, strict=True):
@@ -142,8 +147,7 @@ def deviation(runs: Sequence[StoredRun]) -> Figure:
     }
     shown = {label: values for label, values in found.items() if values}
     if not shown:
-        nothing(axes, _NO_ROUND)
-        return figure
+        return empty(_NO_ROUND)
     axes.boxplot(
         list(shown.values())[::-1],
         orientation="horizontal",
@@ -165,9 +169,7 @@ def selection_map(runs: Sequence[StoredRun]) -> Figure:
     names = {name for r in run.rounds for e in r.clients for name in e.selected}
     order = [n for n in (run.result.tensors if run.result else ()) if n] or sorted(names)
     if not shown or not order:
-        figure, axes = figure_with(height=2.0)
-        nothing(axes, _NO_ROUND)
-        return figure
+        return empty(_NO_ROUND)
     num_rows = -(-len(shown) // MAPS_PER_ROW)
     columns = min(MAPS_PER_ROW, len(shown))
     figure, grid = figure_with(

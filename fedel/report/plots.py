@@ -24,6 +24,7 @@ from fedel.report.words import clock, same_clock
 COLOURS = ("#0b6e4f", "#c8553d", "#30638e", "#b58900", "#6c4675", "#5a7d7c", "#8c2f39", "#3d405b")
 WIDTH = 7.2
 """Inches."""
+_SOFT = "#5c6773"
 MAX_DRAWN = 1e100
 """Larger values, of a run that diverged or a damaged file, have no place on an axis."""
 FORMATS = ("pdf", "png", "svg")
@@ -73,10 +74,18 @@ def drawable(points: Iterable[tuple[float, float | None]]) -> list[tuple[float, 
 
 
 def nothing(axes: Any, why: str) -> None:
-    """Say in the picture why it is empty."""
-    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color="#5c6773")
+    """Say in one of several parts of a picture why it is empty."""
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=_SOFT)
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
+
+
+def empty(why: str) -> Figure:
+    """A picture without values: one line of text."""
+    figure, axes = figure_with(height=0.5)
+    axes.set_axis_off()
+    axes.text(0, 0.5, why, va="center", transform=axes.transAxes, color=_SOFT)
+    return figure
 
 
 def rounds_axis(axes: Any) -> None:
@@ -101,37 +110,39 @@ def time_axis(runs: Sequence[StoredRun], longest: float) -> tuple[str, float]:
 def accuracy_by_time(runs: Sequence[StoredRun]) -> Figure:
     longest = max((seconds for run in runs for seconds in run.seconds() if can_be_drawn(seconds)), default=0.0)
     name, size = time_axis(runs, longest)
-    figure, axes = figure_with()
-    if _accuracy(axes, runs, [[(s / size, a) for _, s, a in run.accuracies()] for run in runs]):
-        axes.set_xlabel(name)
-        legend_beside(figure, axes)
-    return figure
+    return _accuracy(runs, [[(s / size, a) for _, s, a in run.accuracies()] for run in runs], name)
 
 
 def accuracy_by_round(runs: Sequence[StoredRun]) -> Figure:
+    return _accuracy(runs, [[(n + 1, a) for n, _, a in run.accuracies()] for run in runs])
+
+
+def _accuracy(
+    runs: Sequence[StoredRun], tests: Sequence[list[tuple[float, float]]], time_name: str = ""
+) -> Figure:
+    """Every test as a dot, the smoothed curve as a line, and where guessing is; by round without a name."""
     figure, axes = figure_with()
-    if _accuracy(axes, runs, [[(n + 1, a) for n, _, a in run.accuracies()] for run in runs]):
-        rounds_axis(axes)
-        legend_beside(figure, axes)
-    return figure
-
-
-def _accuracy(axes: Any, runs: Sequence[StoredRun], tests: Sequence[list[tuple[float, float]]]) -> bool:
-    """Every test as a dot, the smoothed curve as a line, and where guessing is; whether there is a test."""
+    highest = 0.0
     for label, points, colour in zip(labels(runs), tests, COLOURS * len(runs), strict=False):
         shown = drawable((x, 100 * y) for x, y in points)
         if shown:
             axes.plot(*zip(*shown, strict=True), ".", color=colour, alpha=0.35, markersize=5)
             axes.plot(*zip(*curves.smoothed(shown), strict=True), color=colour, label=label, linewidth=1.8)
+            highest = max(highest, *(y for _, y in shown))
     if not axes.lines:
-        nothing(axes, "no round was tested")
-        return False
+        return empty("no round was tested")
     known = {run.num_classes for run in runs if run.num_classes}
     if len(known) == 1:
         chance = 100 / known.pop()
-        axes.axhline(chance, color="#5c6773", linestyle=":", linewidth=1, label=f"chance, {chance:.3g} %")
-    axes.set(ylabel="test accuracy (%)", xlim=(0, None), ylim=(0, None))
-    return True
+        axes.axhline(chance, color=_SOFT, linestyle=":", linewidth=1, label=f"chance, {chance:.3g} %")
+        highest = max(highest, chance)
+    axes.set(ylabel="test accuracy (%)", xlim=(0, None), ylim=(0, 1.08 * highest or 1.0))
+    if time_name:
+        axes.set_xlabel(time_name)
+    else:
+        rounds_axis(axes)
+    legend_beside(figure, axes)
+    return figure
 
 
 def loss_by_round(runs: Sequence[StoredRun]) -> Figure:
@@ -149,8 +160,7 @@ def loss_by_round(runs: Sequence[StoredRun]) -> Figure:
                 )
                 values += [y for _, y in shown]
     if not values:
-        nothing(axes, "no round has a loss")
-        return figure
+        return empty("no round has a loss")
     axes.set_ylabel("loss")
     if min(values) > 0 and max(values) > 30 * statistics.median(values):
         axes.set_yscale("log")
@@ -173,8 +183,7 @@ def bytes_by_round(runs: Sequence[StoredRun]) -> Figure:
                 styles.setdefault(curve, (style, colour))
                 names.setdefault(curve, []).append(f"{label} {way}")
     if not styles:
-        nothing(axes, "no round is closed")
-        return figure
+        return empty("no round is closed")
     for curve, (style, colour) in styles.items():
         marker = "." if len(curve) == 1 else ""
         label = "\n= ".join(names[curve])

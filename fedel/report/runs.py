@@ -66,7 +66,8 @@ class StoredRun:
         """Whether its seconds are those of a simulation."""
         if self.result and self.result.virtual_seconds is not None:
             return True
-        return any(record.wall_seconds is not None for record in self.rounds)
+        # Only a simulation splits the data itself.
+        return "partition" in self.settings or any(record.wall_seconds is not None for record in self.rounds)
 
     @property
     def scope(self) -> str:

@@ -49,7 +49,7 @@ def test_below_the_title_is_what_was_run(tmp_path):
     run = write_run(tmp_path / "night", accuracies=[0.1], virtual=True, scope="backward", settings=split)
     said = (
         "run night · model cnn · data digits, split dirichlet 0.3 · 20 clients, 8 per round · seed 3 · "
-        "simulated (backward passes only) · FedEL 1.2.3 · 20"
+        "simulated: backward passes only · FedEL 1.2.3 · 20"
     )
     (line,) = about([run])
     assert line.startswith(said)
