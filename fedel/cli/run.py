@@ -13,7 +13,7 @@ from rich.console import Console
 from fedel.cli import user_code
 from fedel.cli.certs import add_certs
 from fedel.cli.local import Federation, read_job
-from fedel.cli.screen import PHASES, Screen
+from fedel.cli.screen import PHASES, Screen, more_than_there_are
 from fedel.cli.submit import create, follow, save_model
 from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
@@ -62,6 +62,9 @@ def main(arguments: argparse.Namespace) -> int:
     if directory.exists():
         raise ConfigError(f"{directory} exists already: choose another --name, or delete it")
     console = Console(stderr=True) if arguments.json else Console()
+    fleet_size = 0 if arguments.coordinator else len(fleet.slowdowns)
+    if fleet_size and (too_many := more_than_there_are(job.rounds.num_participants, fleet_size)):
+        console.print(too_many, style="yellow", highlight=False, soft_wrap=True)
     if arguments.coordinator:
         tls, attended = Tls.of_user(arguments.certs), console.is_terminal
         status = asyncio.run(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +28,8 @@ from fedel.serialisation import to_json
 from fedel.v1 import coordinator_pb2 as pb
 
 ADDRESS = "127.0.0.1:7070"
+NARROWEST_MESSAGE = 16
+"""Letters in a line of a message."""
 ACTIONS = {"pause": pb.RUN_ACTION_PAUSE, "resume": pb.RUN_ACTION_RESUME, "stop": pb.RUN_ACTION_STOP}
 
 
@@ -164,14 +167,20 @@ def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
     if not rows:
         print("no runs yet; start one with `fedel demo` or `fedel run JOB.toml`")
         return
-    table = Table(box=None, pad_edge=False)
     columns = [column for column in rows[0] if column != "message" or any(row[column] for row in rows)]
-    for column in columns:
-        # Names stay whole, so that they can be copied; a message takes the lines that it needs.
+    cells = [[clean(_cell(column, row[column])) for column in columns] for row in rows]
+    table, console, width = Table(box=None, pad_edge=False), Console(), 0
+    for column, texts in zip(columns, zip(*cells, strict=True), strict=True):
+        # Names stay whole, so that they can be copied; a message takes the lines that it needs on a screen.
         table.add_column(column, no_wrap=column != "message", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(clean(_cell(column, row[column]))) for column in columns))
-    Console().print(table)
+        longest = max(map(cell_len, (column, *texts)))
+        width += 2 + (
+            min(longest, NARROWEST_MESSAGE) if column == "message" and console.is_terminal else longest
+        )
+    for row_cells in cells:
+        table.add_row(*map(Text, row_cells))
+    console.width = max(console.width, width)
+    console.print(table)
 
 
 def _cell(column: str, value: Any) -> str:

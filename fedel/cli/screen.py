@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedel.records import RoundRecord
 from fedel.report.refusals import NewReasons, count_said, reasons
+from fedel.report.words import plural
 from fedel.roles.gate import clean
 from fedel.v1 import coordinator_pb2 as pb
 
@@ -54,6 +55,16 @@ def against(seconds: float, budget: float) -> str:
     if not seconds:
         return "-"
     return f"{seconds:.2f} s ({100 * (seconds / budget - 1):+.0f} %)" if budget else f"{seconds:.2f} s"
+
+
+def more_than_there_are(num_participants: int, num_clients: int) -> str:
+    """A warning if a job asks for more clients per round than the fleet has; empty if it does not."""
+    if num_participants <= num_clients:
+        return ""
+    return (
+        f"rounds.num_participants = {num_participants}, but the fleet has {plural(num_clients, 'client')}: "
+        "all of them take part in every round"
+    )
 
 
 class Screen:

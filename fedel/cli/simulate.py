@@ -17,6 +17,7 @@ from rich.text import Text
 
 from fedel import config
 from fedel.cli import user_code
+from fedel.cli.screen import more_than_there_are
 from fedel.records import RoundRecord, RunResult
 from fedel.report import runs
 from fedel.report.refusals import NewReasons, count_said
@@ -61,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
     job = SimulationConfig.parse(config.read(arguments.job, arguments.set), str(arguments.job))
     name = arguments.name or f"{arguments.job.stem}-{_label(dict(job.run.strategy))}-{job.run.seed}"
     path, console = arguments.out / name, Console(stderr=True)
-    if too_many := _more_than_there_are(job.run.rounds.num_participants, job.partition.num_clients):
+    if too_many := more_than_there_are(job.run.rounds.num_participants, job.partition.num_clients):
         console.print(too_many, style="yellow", highlight=False, soft_wrap=True)
     try:
         with (
@@ -105,15 +106,6 @@ def _report(path: Path) -> Path | None:
     except ImportError:
         return None
     return page.write([runs.load(path)], path)
-
-
-def _more_than_there_are(num_participants: int, num_clients: int) -> str:
-    if num_participants <= num_clients:
-        return ""
-    return (
-        f"rounds.num_participants = {num_participants}, but the fleet has {plural(num_clients, 'client')}: "
-        "all of them take part in every round"
-    )
 
 
 def _summary(result: RunResult) -> str:
