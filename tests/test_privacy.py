@@ -10,7 +10,7 @@ from fedel import privacy
 from fedel.errors import ConfigError
 from fedel.job import Protection, RunConfig
 from fedel.records import run_result
-from fedel.report.page import COLUMNS, rows
+from fedel.report.figures import table
 from fedel.report.runs import StoredRun
 from tests.simulation.history import play_run
 from tests.strategies.fakes import WORK, fleet, frozen_spec
@@ -50,8 +50,8 @@ def test_every_round_says_what_was_spent():
     facts = {"name": "r", "phase": "finished", "strategy": "fedel", "seed": 0, "scope": "train", "weights": []}
     result = run_result(**facts, records=history.records, wall_seconds=1.0)
     assert result.epsilon == expected[-1]
-    (row,) = rows([StoredRun(Path("r"), {}, None, list(history.records))])
-    assert f"{expected[-1]:.2f}" == row[COLUMNS.index("epsilon")]
+    shown = table([StoredRun(Path("r"), {}, None, list(history.records))])
+    assert f"{expected[-1]:.2f}" == shown.rows[0][shown.heads.index("epsilon")]
 
 
 def test_noise_needs_the_accountant(monkeypatch):

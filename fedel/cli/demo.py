@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedel.cli.run import watched
 from fedel.cli.screen import PHASES
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.job import RunConfig, Workload
+from fedel.serialisation import to_json
 from fedel.v1 import coordinator_pb2 as pb
 
 JOB = Path(__file__).with_name("demo.toml")
@@ -116,20 +116,26 @@ def _compare(
     directories: list[Path], job: RunConfig, fleet: LocalFleet, console: Console, as_json: bool
 ) -> int:
     from fedel.report import page, runs
+    from fedel.report.figures import figures, table
+    from fedel.report.verdicts import verdicts
 
     found = [runs.load(path) for path in directories]
-    written = page.write(found, directories[0], f"{found[0].strategy} beside {found[1].strategy}")
+    written = page.write(found, directories[0], f"{found[0].method} beside {found[1].method}")
+    sentences = verdicts(found)
     if as_json:
-        figures = [dict(zip(page.COLUMNS, row, strict=True)) for row in page.rows(found)]
-        print(json.dumps({"runs": figures, "verdicts": page.verdicts(found), "report": str(written)}))
+        print(to_json({"runs": list(map(figures, found)), "verdicts": sentences, "report": str(written)}))
         return 0
     console.print()
-    table = Table(*page.COLUMNS, box=None, pad_edge=False)
-    for row in page.rows(found):
-        table.add_row(*row)
-    console.print(table)
-    for sentence in page.verdicts(found):
+    for sentence in sentences:
         console.print(sentence, highlight=False, soft_wrap=True)
+    console.print()
+    numbers = table(found)
+    shown = Table(box=None, pad_edge=False)
+    for head in numbers.heads:
+        shown.add_column(head, justify="left" if head == "method" else "right")
+    for row in numbers.rows:
+        shown.add_row(*row)
+    console.print(shown)
     console.print(
         f"Real training on {job.workload.data}, {len(fleet.slowdowns)} clients, seed {job.seed}, one run each: "
         "a demonstration, not a measurement of accuracy.",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedel.cli import user_code
+from fedel.report.refusals import NewReasons
+from fedel.roles.gate import clean
 
 if TYPE_CHECKING:
     from fedel.experiments.pages import Report
@@ -152,12 +154,14 @@ class _Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._new_reasons = NewReasons()
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def run_begins(self, run: PlannedRun, place: int, total: int) -> None:
         self._say(f"[{place}/{total}] {run.name}")
+        self._new_reasons = NewReasons()
 
     def round_done(self, run: PlannedRun, record: RoundRecord, seconds_left: float) -> None:
         if record.accuracy is not None:
@@ -165,6 +169,8 @@ class _Lines:
                 f"  round {record.round + 1:>3}/{run.num_rounds}  accuracy {100 * record.accuracy:.2f} %"
                 f"  {record.wall_seconds or 0.0:.1f} s here  {_duration(seconds_left)} left for all"
             )
+        for reason in self._new_reasons.of(record):
+            self._say(clean(f"  round {record.round + 1}: {reason}"))
 
     def run_ended(self, run: PlannedRun, said: str) -> None:  # noqa: ARG002
         self._say(f"  {said}")

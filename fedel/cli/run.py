@@ -13,7 +13,7 @@ from rich.console import Console
 from fedel.cli import user_code
 from fedel.cli.certs import add_certs
 from fedel.cli.local import Federation, read_job
-from fedel.cli.screen import PHASES, Screen
+from fedel.cli.screen import PHASES, Screen, more_than_there_are
 from fedel.cli.submit import create, follow, save_model
 from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
@@ -62,6 +62,9 @@ def main(arguments: argparse.Namespace) -> int:
     if directory.exists():
         raise ConfigError(f"{directory} exists already: choose another --name, or delete it")
     console = Console(stderr=True) if arguments.json else Console()
+    fleet_size = 0 if arguments.coordinator else len(fleet.slowdowns)
+    if fleet_size and (too_many := more_than_there_are(job.rounds.num_participants, fleet_size)):
+        console.print(too_many, style="yellow", highlight=False, soft_wrap=True)
     if arguments.coordinator:
         tls, attended = Tls.of_user(arguments.certs), console.is_terminal
         status = asyncio.run(
@@ -163,18 +166,19 @@ def _write_directory(
 def finish(status: pb.RunStatus, directory: Path, console: Console, as_json: bool) -> int:
     """Print the result and where the report is."""
     from fedel.report import page, runs
+    from fedel.report.verdicts import verdicts
 
     if status.phase != pb.RUN_PHASE_FINISHED:
         raise ServiceError(
             f"run '{status.run}' {PHASES.get(status.phase, '?')}: {status.message or 'no reason given'}"
         )
-    report = page.write([runs.load(directory)], directory)
+    found = runs.load(directory)
+    report = page.write([found], directory)
     file = directory / "result.json"
     result = RunResult.from_json(file.read_text(encoding="utf-8"), str(file))
     if as_json:
         print(to_json(result))
     else:
-        accuracy = result.accuracy
-        said = f"accuracy {100 * accuracy:.1f} %" if accuracy is not None else "no test data, so no accuracy"
-        console.print(f"{said}; report: {report}", soft_wrap=True)
+        for line in (*verdicts([found]), f"report: {report}"):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0

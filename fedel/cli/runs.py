@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,11 +20,16 @@ from fedel.cli.screen import PHASES, Screen
 from fedel.cli.submit import control, follow, list_runs, look
 from fedel.errors import ConfigError
 from fedel.report import runs as run_directories
+from fedel.report.refusals import reasons
+from fedel.report.words import percent
 from fedel.roles.gate import clean
 from fedel.security.tls import Tls
+from fedel.serialisation import to_json
 from fedel.v1 import coordinator_pb2 as pb
 
 ADDRESS = "127.0.0.1:7070"
+NARROWEST_MESSAGE = 16
+"""Letters in a line of a message."""
 ACTIONS = {"pause": pb.RUN_ACTION_PAUSE, "resume": pb.RUN_ACTION_RESUME, "stop": pb.RUN_ACTION_STOP}
 
 
@@ -108,7 +114,8 @@ async def _listed(address: str, tls: Tls) -> list[dict[str, Any]]:
             "run": s.run,
             "strategy": json.loads(s.config_json).get("strategy", {}).get("name", "?"),
             "phase": PHASES.get(s.phase, "?"),
-            "rounds": f"{s.round_num}/{s.num_rounds}",
+            "rounds": s.round_num,
+            "num_rounds": s.num_rounds,
             "clients": s.num_connected,
             "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(s.created_at)),
             "message": s.message,
@@ -118,34 +125,67 @@ async def _listed(address: str, tls: Tls) -> list[dict[str, Any]]:
 
 
 def _on_disk(directory: Path) -> list[dict[str, Any]]:
-    found = []
-    for path in sorted(directory.glob("*/rounds.jsonl")):
-        run = run_directories.load(path.parent)
+    """One row per run; a run whose files cannot be read is listed with the reason."""
+    found: list[dict[str, Any]] = []
+    for path in run_directories.find(directory):
+        try:
+            run = run_directories.load(path)
+        except (ConfigError, OSError) as error:
+            facts = {"strategy": "?", "phase": "damaged", "rounds": None, "accuracy": None}
+            found.append({"run": str(path), **facts, "report": False, "message": str(error)})
+            continue
         accuracies = [accuracy for _, _, accuracy in run.accuracies()]
         found.append(
             {
-                "run": str(path.parent),
+                "run": str(path),
                 "strategy": run.strategy,
-                "phase": "finished" if run.result else "unfinished",
+                "phase": run.phase,
                 "rounds": len(run.rounds),
-                "accuracy": f"{100 * accuracies[-1]:.1f} %" if accuracies else "-",
-                "report": "yes" if (path.parent / "report.html").exists() else "no",
+                "accuracy": accuracies[-1] if accuracies else None,
+                "report": (path / "report.html").exists(),
+                "message": _message(run),
             }
         )
     return found
 
 
+def _message(run: run_directories.StoredRun) -> str:
+    """Why its accuracy means little, if it does."""
+    if run.rounds and not any(record.num_updates for record in run.rounds):
+        return (
+            f"no update counted: {reasons(run.rounds)[0].text}" if reasons(run.rounds) else "no update counted"
+        )
+    if run.is_at_chance:
+        return f"at chance for {run.num_classes} classes"
+    return run.result.message if run.result else ""
+
+
 def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(rows))
+        print(to_json(rows))
         return
     if not rows:
         print("no runs yet; start one with `fedel demo` or `fedel run JOB.toml`")
         return
-    table = Table(box=None, pad_edge=False)
-    for column in rows[0]:
-        # Names stay whole, so that they can be copied; a message takes the lines that it needs.
+    columns = [column for column in rows[0] if column != "message" or any(row[column] for row in rows)]
+    cells = [[clean(_cell(column, row[column])) for column in columns] for row in rows]
+    table, console, width = Table(box=None, pad_edge=False), Console(), 0
+    for column, texts in zip(columns, zip(*cells, strict=True), strict=True):
+        # Names stay whole, so that they can be copied; a message takes the lines that it needs on a screen.
         table.add_column(column, no_wrap=column != "message", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(clean(str(cell))) for cell in row.values()))
-    Console().print(table)
+        longest = max(map(cell_len, (column, *texts)))
+        width += 2 + (
+            min(longest, NARROWEST_MESSAGE) if column == "message" and console.is_terminal else longest
+        )
+    for row_cells in cells:
+        table.add_row(*map(Text, row_cells))
+    console.width = max(console.width, width)
+    console.print(table)
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return percent(value) if column == "accuracy" else str(value)

@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedel.records import RoundRecord
+from fedel.report.refusals import NewReasons, count_said, reasons
+from fedel.report.words import plural
 from fedel.roles.gate import clean
 from fedel.v1 import coordinator_pb2 as pb
 
@@ -55,6 +57,16 @@ def against(seconds: float, budget: float) -> str:
     return f"{seconds:.2f} s ({100 * (seconds / budget - 1):+.0f} %)" if budget else f"{seconds:.2f} s"
 
 
+def more_than_there_are(num_participants: int, num_clients: int) -> str:
+    """A warning if a job asks for more clients per round than the fleet has; empty if it does not."""
+    if num_participants <= num_clients:
+        return ""
+    return (
+        f"rounds.num_participants = {num_participants}, but the fleet has {plural(num_clients, 'client')}: "
+        "all of them take part in every round"
+    )
+
+
 class Screen:
     """Shows one run; use as a context manager and call ``show`` with every status."""
 
@@ -63,6 +75,7 @@ class Screen:
         self._num_blocks = num_blocks
         self._rounds: list[RoundRecord] = []
         self._message = ""
+        self._new_reasons = NewReasons()
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Screen:
@@ -84,7 +97,7 @@ class Screen:
             return
         for record in new:
             self._say(_line(record, status.num_rounds))
-            for trouble in troubles(record):
+            for trouble in self._new_reasons.of(record):
                 self._say(f"  {trouble}")
         if status.message != self._message:
             self._message = status.message
@@ -137,9 +150,9 @@ class Screen:
 
 
 def troubles(record: RoundRecord) -> list[str]:
-    """What went wrong in a round, for people: the first few clients whose update did not count, and why."""
-    found = [f"client '{client}': {why}" for client, why in sorted(record.refused.items())]
-    more = [f"and {len(found) - MAX_TROUBLES} more clients"] if len(found) > MAX_TROUBLES else []
+    """What went wrong in a round, for people: why updates did not count, the most frequent reasons first."""
+    found = [reason.sentence for reason in reasons([record])]
+    more = [f"and {len(found) - MAX_TROUBLES} more reasons"] if len(found) > MAX_TROUBLES else []
     return ([record.trouble] if record.trouble else []) + found[:MAX_TROUBLES] + more
 
 
@@ -148,8 +161,8 @@ def _line(record: RoundRecord, num_rounds: int) -> str:
     worst = max(record.deviations(), key=abs, default=None)
     return (
         f"round {record.round + 1:>3}/{num_rounds}  {record.latency_seconds:7.2f} s"
-        f"  {record.num_updates}/{record.num_tasks} updates"
-        f"  loss {record.loss if record.loss is not None else float('nan'):.3f}"
+        f"  {count_said(record)}"
+        f"  loss {'-' if record.loss is None else f'{record.loss:.3f}'}"
         f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.1f} %'}"
         f"  worst against T_th {'-' if worst is None else f'{100 * worst:+.0f} %'}"
         f"  up {record.bytes_up / 1e6:.2f} MB  down {record.bytes_down / 1e6:.2f} MB"

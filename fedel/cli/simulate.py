@@ -13,10 +13,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from fedel import config
 from fedel.cli import user_code
+from fedel.cli.screen import more_than_there_are
 from fedel.records import RoundRecord, RunResult
+from fedel.report import runs
+from fedel.report.refusals import NewReasons, count_said
+from fedel.report.verdicts import verdicts
+from fedel.report.words import SCOPES, duration, plural
+from fedel.roles.gate import clean
 from fedel.serialisation import to_json
 from fedel.strategies import find
 
@@ -55,6 +62,8 @@ def main(arguments: argparse.Namespace) -> int:
     job = SimulationConfig.parse(config.read(arguments.job, arguments.set), str(arguments.job))
     name = arguments.name or f"{arguments.job.stem}-{_label(dict(job.run.strategy))}-{job.run.seed}"
     path, console = arguments.out / name, Console(stderr=True)
+    if too_many := more_than_there_are(job.run.rounds.num_participants, job.partition.num_clients):
+        console.print(too_many, style="yellow", highlight=False, soft_wrap=True)
     try:
         with (
             start.session(
@@ -78,6 +87,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(to_json(result))
         return 0
     print(_summary(result))
+    for sentence in verdicts([runs.load(path)])[1:]:
+        print(sentence)
     print(
         f"report: {report}" if report else f"{path}: no report without matplotlib (pip install 'fedel[plots]')"
     )
@@ -91,7 +102,7 @@ def _label(strategy: dict[str, Any]) -> str:
 
 def _report(path: Path) -> Path | None:
     try:
-        from fedel.report import page, runs
+        from fedel.report import page
     except ImportError:
         return None
     return page.write([runs.load(path)], path)
@@ -103,48 +114,40 @@ def _summary(result: RunResult) -> str:
     if result.best_accuracy is not None and result.best_round is not None:
         said += f" (best {100 * result.best_accuracy:.2f} % in round {result.best_round + 1})"
         said += f" of an average over versions ({result.average:g})" if result.average else ""
+    counts = SCOPES.get(result.scope, result.scope)
     return (
-        f"{result.strategy}: {said} after {result.rounds} rounds, "
-        f"{_duration(result.virtual_seconds or 0.0)} on the virtual clock ({result.scope}), "
-        f"{_duration(result.wall_seconds)} here; "
+        f"{result.strategy}: {said} after {plural(result.rounds, 'round')}. The fleet would have taken "
+        f"{duration(result.virtual_seconds or 0.0)} ({counts}); simulating it took "
+        f"{duration(result.wall_seconds)}. "
         f"{result.bytes_up / 1e6:.1f} MB up, {result.bytes_down / 1e6:.1f} MB down"
-        + ("" if result.epsilon is None else f"; epsilon {result.epsilon:.2f}")
+        + ("." if result.epsilon is None else f"; epsilon {result.epsilon:.2f}.")
     )
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(0.25), _duration(95), _duration(8000)
-    ('0.250 s', '1 min 35 s', '2 h 13 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds:.3f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _line(record: RoundRecord, num_rounds: int, left: float) -> str:
     accuracy, loss = record.accuracy, record.loss
     return (
         f"round {record.round + 1:>3}/{num_rounds}"
-        f"  {_duration(record.latency_seconds)} virtual, {_duration(record.wall_seconds or 0.0)} here"
-        f"  {record.num_updates}/{record.num_tasks} updates"
+        f"  {duration(record.latency_seconds)} virtual, {duration(record.wall_seconds or 0.0)} here"
+        f"  {count_said(record)}"
         f"  loss {'-' if loss is None else f'{loss:.3f}'}"
         f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.2f} %'}"
-        f"  {_duration(left)} left"
+        + (f"  {duration(left)} left" if record.round + 1 < num_rounds else "")
     )
 
 
 @contextmanager
 def _screen(console: Console, first_round: int, num_rounds: int) -> Iterator[SimpleNamespace]:
     """One line per round; on a terminal, below them, a bar that moves with every client."""
-    begin = time.monotonic()
+    begin, new_reasons = time.monotonic(), NewReasons()
 
     def left(done: float) -> float:
         return (time.monotonic() - begin) / max(done - first_round, 1e-9) * (num_rounds - done)
 
     def say(record: RoundRecord, show: Callable[[str], object]) -> None:
         show(_line(record, num_rounds, left(record.round + 1)))
+        for reason in new_reasons.of(record):
+            show(clean(f"  {reason}"))
 
     if not console.is_terminal:
         yield SimpleNamespace(
@@ -159,7 +162,7 @@ def _screen(console: Console, first_round: int, num_rounds: int) -> Iterator[Sim
 
         def round_done(record: RoundRecord) -> None:
             state.rounds = record.round + 1
-            say(record, lambda line: bars.console.print(line, highlight=False, soft_wrap=True))
+            say(record, lambda line: bars.console.print(Text(line), soft_wrap=True))
             bars.update(bar, completed=state.rounds - first_round)
 
         def client_done(done: int, total: int) -> None:

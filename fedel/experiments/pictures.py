@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedel.experiments.outcomes import Outcome
 from fedel.experiments.stats import Estimate
-from fedel.report import plots
+from fedel.report import client_plots, plots
 from fedel.report.runs import StoredRun
 
 COLOURS = plots.COLOURS
@@ -183,13 +183,5 @@ def heat(rows: Mapping[str, Sequence[float]], xlabel: str, label: str) -> str:
 
 
 def selection(outcome: Outcome) -> str:
-    """Rounds against tensors, one client per device type; all squares in one image, to keep it small."""
-
-    def figure(runs: Sequence[StoredRun]) -> Figure:
-        made = plots.selection_map(runs)
-        for axes in made.axes:
-            for squares in axes.collections:
-                squares.set_rasterized(True)
-        return made
-
-    return plots.draw(figure, [outcome.report])
+    """Rounds against tensors, for each client or one per device type."""
+    return plots.draw(client_plots.selection_map, [outcome.report])

@@ -3,100 +3,58 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedel.report import plots
+from fedel.report import client_plots, curves, plots
+from fedel.report.about import about
+from fedel.report.figures import TextTable, labels, table
+from fedel.report.refusals import reasons
 from fedel.report.runs import StoredRun
+from fedel.report.verdicts import verdicts
+from fedel.report.words import clocks_note
+from fedel.serialisation import to_json
+
+_TESTS = f"Dots are single tests, lines are means of {curves.SMOOTH} tests."
 
 PICTURES = (
-    ("Accuracy against time", plots.accuracy_against_time, "How quickly each method reaches a given accuracy."),
+    ("accuracy-by-time", "Accuracy by time", plots.accuracy_by_time, _TESTS),
+    ("accuracy-by-round", "Accuracy by round", plots.accuracy_by_round, _TESTS),
+    ("loss", "Loss", plots.loss_by_round, "Training: mean of the clients that count. Test: of the new model."),
     (
+        "client-time",
         "Time of each client",
-        plots.round_time_by_client,
-        "Seconds per round that count against the time budget; the dashed line is that budget, T_th.",
+        client_plots.time_by_client,
+        "The seconds per round that count against the time budget T_th (dashed). Dots are clients, lines are "
+        "medians of a device type.",
     ),
     (
+        "phases",
         "Where the seconds of a round go",
-        plots.seconds_by_phase,
-        "Each client in the mean of the last rounds; the dashed line is T_th. A client is idle while it waits"
-        " for the others; wait is for a permit to send; commit is from the last update to the new model.",
+        client_plots.seconds_by_phase,
+        f"The mean of the last {client_plots.NUM_ROUNDS_SHOWN} rounds, for up to {client_plots.NUM_BARS} "
+        "clients: those that worked longest; the dashed line is T_th. A client is idle while it waits for the "
+        "others; wait is for a permit to send; commit is from the last update to the new model.",
     ),
     (
+        "deviation",
         "Deviation from T_th",
-        plots.deviation,
+        client_plots.deviation,
         "At 0 % a client uses exactly its budget. A round takes as long as its slowest client.",
     ),
     (
+        "tensors",
         "Tensors trained",
-        plots.selection_map,
-        "Each square is a tensor that was trained in that round. Windows slide from the input to the output.",
+        client_plots.selection_map,
+        "Dark: trained in that round. Pale: the client took part without this tensor. White: it took no part. "
+        f"Of more than {client_plots.FEW_CLIENTS} clients, one per device type.",
     ),
-    ("Bytes", plots.bytes_by_round, "Sent and received per round, all clients together."),
+    ("bytes", "Bytes", plots.bytes_by_round, "Sent (up) and received (down) per round, all clients together."),
 )
+"""File name, title, picture, and what to know about it."""
 
 _CSS = Path(__file__).with_name("report.css")
-
-COLUMNS = (
-    "method",
-    "rounds",
-    "accuracy",
-    "best",
-    "s/round",
-    "time",
-    "vs. T_th",
-    "MB up",
-    "MB down",
-    "epsilon",
-)
-
-
-def rows(runs: Sequence[StoredRun]) -> list[list[str]]:
-    """The numbers of the comparison table: one row per run, columns as in ``COLUMNS``."""
-    table = []
-    for run in runs:
-        accuracies = [accuracy for _, _, accuracy in run.accuracies()]
-        deviations = run.deviations()
-        mean_deviation = sum(deviations) / len(deviations) if deviations else None
-        table.append(
-            [
-                run.strategy,
-                str(len(run.rounds)),
-                _percent(accuracies[-1] if accuracies else None),
-                _percent(max(accuracies, default=None)),
-                _number(run.mean_latency(), 2),
-                _number(sum(r.latency_seconds for r in run.rounds), 1) + " s",
-                _percent(mean_deviation, signed=True),
-                _number(sum(r.bytes_up for r in run.rounds) / 1e6, 1),
-                _number(sum(r.bytes_down for r in run.rounds) / 1e6, 1),
-                _number(run.rounds[-1].epsilon if run.rounds else None, 2),
-            ]
-        )
-    return table
-
-
-def verdicts(runs: Sequence[StoredRun]) -> list[str]:
-    """Sentences that compare the first run with each of the others."""
-    sentences = []
-    first, *others = runs
-    for other in others:
-        mine, theirs = first.mean_latency(), other.mean_latency()
-        if mine and theirs:
-            sentences.append(
-                f"A round of {first.strategy} takes {mine:.2f} s. A round of {other.strategy} takes "
-                f"{theirs:.2f} s, {theirs / mine:.2f} times as long."
-            )
-        if first.accuracies() and other.accuracies():
-            target = min(max(a for _, _, a in run.accuracies()) for run in (first, other))
-            mine, theirs = first.seconds_to(target), other.seconds_to(target)
-            assert mine is not None
-            assert theirs is not None
-            sentences.append(
-                f"Both reach {100 * target:.1f} % accuracy: {first.strategy} after {mine:.1f} s, "
-                f"{other.strategy} after {theirs:.1f} s, a speed-up of {theirs / mine:.2f}."
-            )
-    return sentences
+_LOST_HEADS = ["method", "updates", "rounds", "clients", "reason"]
 
 
 def averaged(runs: Sequence[StoredRun]) -> list[str]:
@@ -112,63 +70,83 @@ def averaged(runs: Sequence[StoredRun]) -> list[str]:
 
 def write(runs: Sequence[StoredRun], directory: Path, title: str = "") -> Path:
     """Write ``report.html`` and ``report.md``; returns the page's path."""
-    title = title or " and ".join(dict.fromkeys(run.strategy for run in runs))
-    table, sentences = rows(runs), verdicts(runs) + averaged(runs)
-    pictures = [(name, plots.draw(picture, runs), note) for name, picture, note in PICTURES]
+    title = title or " and ".join(labels(runs))
     page = directory / "report.html"
-    page.write_text(_html(title, table, sentences, pictures, runs), encoding="utf-8")
-    (directory / "report.md").write_text(_markdown(title, table, sentences, runs), encoding="utf-8")
+    page.write_text(_html(title, runs), encoding="utf-8")
+    (directory / "report.md").write_text(_markdown(title, runs), encoding="utf-8")
     return page
 
 
-def _html(
-    title: str,
-    table: list[list[str]],
-    sentences: list[str],
-    pictures: list[tuple[str, str, str]],
-    runs: Sequence[StoredRun],
-) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table)
-    legend = (
-        "accuracy: after the last round; best: best round; s/round: mean seconds per round; vs. T_th: mean "
-        "training time of a client compared with its budget; MB: all clients and rounds together; epsilon: "
-        "privacy that a client in every round has spent. "
-        "In a simulation all seconds are virtual."
-    )
+def save_pictures(runs: Sequence[StoredRun], directory: Path, kind: str) -> list[Path]:
+    """Every picture as a file of its own, for a paper."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, _, picture, _ in PICTURES:
+        files.append(directory / f"{name}.{kind}")
+        plots.save(picture, runs, files[-1])
+    return files
+
+
+def _html(title: str, runs: Sequence[StoredRun]) -> str:
+    numbers, lost = table(runs), _lost(runs)
     drawn = "".join(
-        f"<h2>{html.escape(name)}</h2><p class=note>{html.escape(note)}</p><figure>{svg}</figure>"
-        for name, svg, note in pictures
+        f"<h2>{html.escape(name)}</h2><p class=note>{html.escape(note)}</p>"
+        f"<figure>{plots.draw(picture, runs)}</figure>"
+        for _, name, picture, note in PICTURES
     )
     settings = "".join(
         f"<details><summary>Configuration of {html.escape(run.name)}</summary><pre>"
-        f"{html.escape(json.dumps(run.settings, indent=2))}</pre></details>"
+        f"{html.escape(to_json(run.settings, pretty=True))}</pre></details>"
         for run in runs
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{_CSS.read_text(encoding='utf-8')}</style><h1>{html.escape(title)}</h1>"
-        + "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
-        + f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        + f"<p class=note>{legend}</p>"
+        f"<title>{html.escape(title)}</title><style>{_CSS.read_text(encoding='utf-8')}</style>"
+        f"<h1>{html.escape(title)}</h1>"
+        + "".join(f"<p class=about>{html.escape(line)}</p>" for line in (*about(runs), *averaged(runs)))
+        + "".join(f"<p class=verdict>{html.escape(sentence)}</p>" for sentence in verdicts(runs))
+        + _html_table(numbers.heads, numbers.rows)
+        + f"<p class=note>{html.escape(_note(numbers, runs))}</p>"
+        + (f"<h2>Updates that did not count</h2>{_html_table(_LOST_HEADS, lost, 'words')}" if lost else "")
         + drawn
         + settings
-        + "</html>"
+        + "</html>\n"
     )
 
 
-def _markdown(title: str, table: list[list[str]], sentences: list[str], runs: Sequence[StoredRun]) -> str:
-    lines = [f"# {title}", "", *(f"{sentence}\n" for sentence in sentences)]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(row) + " |" for row in table]
-    lines += ["", *(f"- {run.strategy}: `{run.path}`, seed {run.settings.get('seed', '?')}" for run in runs)]
+def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in heads)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    made = f"<table class={kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=scroll>{made}</div>"
+
+
+def _markdown(title: str, runs: Sequence[StoredRun]) -> str:
+    numbers, lost = table(runs), _lost(runs)
+    lines = [f"# {title}", "", *(f"{line}\n" for line in (*about(runs), *averaged(runs)))]
+    lines += [f"{sentence}\n" for sentence in verdicts(runs)]
+    lines += [*_markdown_table(numbers.heads, numbers.rows), "", _note(numbers, runs), ""]
+    if lost:
+        lines += ["## Updates that did not count", "", *_markdown_table(_LOST_HEADS, lost), ""]
+    lines += [f"- {label}: `{run.path}`" for label, run in zip(labels(runs), runs, strict=True)]
     return "\n".join(lines) + "\n"
 
 
-def _percent(value: float | None, signed: bool = False) -> str:
-    return "-" if value is None else f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
+def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in [heads, *rows]]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+def _note(numbers: TextTable, runs: Sequence[StoredRun]) -> str:
+    return f"{numbers.note} {clocks_note(runs)} Rounds are counted from 1."
+
+
+def _lost(runs: Sequence[StoredRun]) -> list[list[str]]:
+    """One row per method and reason."""
+    return [
+        [label, str(len(reason.clients)), reason.when, reason.who, reason.text]
+        for label, run in zip(labels(runs), runs, strict=True)
+        for reason in reasons(run.rounds)
+    ]

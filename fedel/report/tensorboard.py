@@ -35,7 +35,7 @@ _OF_CLIENTS: Mapping[str, Callable[[ClientRecord], float | None]] = {
 
 
 def write(run: StoredRun, directory: Path) -> Path:
-    """Write the rounds of a run into a new folder below ``directory``; returns the file."""
+    """Write a run into a new folder below ``directory``; returns the file. Steps are rounds, from 1."""
     folder = directory / run.name
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("events.out.tfevents.*.fedel"):
@@ -46,7 +46,7 @@ def write(run: StoredRun, directory: Path) -> Path:
         _record(stream, _event(first, 0, _text(3, VERSION)))
         for record, time in zip(run.rounds, _times(run), strict=True):
             values = b"".join(_message(1, _text(1, tag) + _float(2, value)) for tag, value in scalars(record))
-            _record(stream, _event(time, record.round, _message(5, values)))
+            _record(stream, _event(time, record.round + 1, _message(5, values)))
     return file
 
 

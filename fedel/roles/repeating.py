@@ -106,7 +106,7 @@ class RepeatingTurn(Turn, ABC):
     def give_up(self, open_round: OpenRound) -> None:
         """The round got too few updates again and again: somebody has to look."""
         self.hold(
-            f"round {open_round.round_num} got {len(open_round.done)} of {self.min_reports} updates in"
+            f"round {open_round.round_num + 1} got {len(open_round.done)} of {self.min_reports} updates in"
             f" {open_round.repeats + 1} deadlines of {open_round.plan.deadline_seconds:.0f} s"
             f" (rounds.max_repeats){_reasons(open_round)}"
         )
@@ -119,7 +119,7 @@ class RepeatingTurn(Turn, ABC):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         why = open_round.lost[names[0]]
         return (
-            f"round {open_round.round_num}: the training of client '{names[0]}'{more} diverged: lower work.lr"
+            f"round {open_round.round_num + 1}: the training of client '{names[0]}'{more} diverged: lower work.lr"
             f" ({why})"
         )
 
@@ -128,7 +128,7 @@ class RepeatingTurn(Turn, ABC):
     def hold(self, reason: str) -> None:
         """Wait until a person resumes the run; a run that is to stop anyway stops."""
         if self.state.phase == STOPPING:
-            return self.end(STOPPED, f"stopped in round {self.state.handover.round_num}: {reason}")
+            return self.end(STOPPED, f"stopped in round {self.state.handover.round_num + 1}: {reason}")
         return self.set_phase(HELD, f"{reason}; {TRIES_AGAIN}")
 
     def go_on(self) -> None:
@@ -165,7 +165,7 @@ class RepeatingTurn(Turn, ABC):
 
     def interrupt(self) -> None:
         is_open = self.state.open is not None
-        why = f"stopped in round {self.state.handover.round_num}, which was not closed" if is_open else ""
+        why = f"stopped in round {self.state.handover.round_num + 1}, which was not closed" if is_open else ""
         self.end(STOPPED, why)
 
     def end(self, phase: str, message: str = "") -> None:

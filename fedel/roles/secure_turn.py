@@ -212,7 +212,7 @@ class SecureTurn(RepeatingTurn):
         assert open_round is not None
         if self.state.phase == STOPPING:
             return self.interrupt()
-        told = f"round {open_round.round_num}: secure aggregation did not get to its end: {why}"
+        told = f"round {open_round.round_num + 1}: secure aggregation did not get to its end: {why}"
         if open_round.repeats >= self.rounds.max_repeats:
             return self.hold(f"{told}, {open_round.repeats + 1} times (rounds.max_repeats)")
         self.set_open(replace(open_round, repeats=open_round.repeats + 1))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 from rich.console import Console
 
 from fedel.cli.runs import _show
-from fedel.cli.screen import Screen
+from fedel.cli.screen import Screen, more_than_there_are
 from fedel.records import RoundRecord
 from fedel.v1 import coordinator_pb2 as pb
 
@@ -75,8 +76,36 @@ def test_a_pipe_gets_rounds_reasons_and_messages() -> None:
     lines = out.getvalue().splitlines()
     assert "running: 1 of 2 reports at the deadline; waits for more" == lines[0]
     assert lines[1].startswith("round   1/3")
-    assert "  client 'a': loss is nan: training diverged, try a lower learning rate" == lines[2]
+    assert "  1 update did not count (a): loss is nan: training diverged, try a lower learning rate" == lines[2]
     assert 3 == len(lines)
+
+
+def test_a_reason_is_said_once_and_every_round_counts_its_updates() -> None:
+    console, out = printed(80)
+    other = "loss is inf: training diverged, try a lower learning rate"
+    rounds = [
+        replace(RECORD, num_updates=0, refused={"a": RECORD.refused["a"], "b": other}),
+        replace(RECORD, round=1, refused={"c": other}),
+        replace(RECORD, round=2, refused={"a": "it was silent"}, loss=None),
+    ]
+    with Screen(console, 6) as screen:
+        for record in rounds:
+            screen.show(status_of(rounds_json=[record.to_json()]))
+    lines = out.getvalue().splitlines()
+    assert "0/2 updates (2 did not count)" in lines[0]
+    assert (
+        "  2 updates did not count (a, b): loss is nan: training diverged, try a lower learning rate"
+        == lines[1]
+    )
+    assert "1/2 updates (1 did not count)" in lines[2]
+    assert lines[3].startswith("round   3/3")
+    assert "loss -" in lines[3]
+    assert "  1 update did not count (a): it was silent" == lines[4]
+
+
+def test_more_participants_than_clients_are_mentioned() -> None:
+    assert "num_participants = 30, but the fleet has 1 client:" in more_than_there_are(30, 1)
+    assert not more_than_there_are(8, 8)
 
 
 def test_the_list_of_runs_shows_no_markup(capsys) -> None:

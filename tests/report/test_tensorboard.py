@@ -10,7 +10,7 @@ import pytest
 
 from fedel.cli.main import main
 from fedel.report import runs, tensorboard
-from tests.report.test_report import write_run
+from tests.report.made import write_run
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_tensorboard_reads_it(run: Any, tmp_path: Path) -> None:
     file = tensorboard.write(run, tmp_path / "tb")
     events = accumulator.EventAccumulator(str(file.parent))
     events.Reload()
-    assert [(0, pytest.approx(0.1)), (2, pytest.approx(0.7))] == [
+    assert [(1, pytest.approx(0.1)), (3, pytest.approx(0.7))] == [
         (event.step, event.value) for event in events.Scalars("model/accuracy")
     ]
     assert [2.0, 4.0, 6.0] == [event.wall_time for event in events.Scalars("round/latency_seconds")]

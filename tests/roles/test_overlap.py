@@ -96,7 +96,7 @@ def test_stop_now_keeps_what_was_committed() -> None:
     commit(world)
     effects = world.apply(ev.Controlled("stop_now"))
     assert ["Persist", "Close", "Persist", "End"] == kinds(effects)
-    assert "stopped in round 1, which was not closed" == world.state.message
+    assert "stopped in round 2, which was not closed" == world.state.message
     assert [0] == [record.round for record in world.closed]
 
 

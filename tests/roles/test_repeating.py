@@ -52,7 +52,7 @@ def test_a_round_without_updates_repeats_and_then_pauses() -> None:
     world.now = world.state.open.deadline
     world.tick()
     assert "held" == world.state.phase
-    assert "round 0 got 0 of 1 updates in 3 deadlines" in world.state.message
+    assert "round 1 got 0 of 1 updates in 3 deadlines" in world.state.message
     assert f"'{FAST}' did not answer" in world.state.message
     assert "`fedel runs resume`" in world.state.message
     assert world.waits.until is None
@@ -106,13 +106,13 @@ def test_trouble_in_a_stopping_run_stops_it() -> None:
     world = opened(FAST)
     world.apply(ev.Controlled("stop"))
     world.apply(ev.Stuck("the disk is full"))
-    assert ("stopped", "stopped in round 0: the disk is full") == (world.state.phase, world.state.message)
+    assert ("stopped", "stopped in round 1: the disk is full") == (world.state.phase, world.state.message)
 
 
 def test_stop_now_gives_the_open_round_up() -> None:
     world = opened(FAST)
     assert ["Persist", "End"] == kinds(world.apply(ev.Controlled("stop_now")))
-    assert "stopped in round 0, which was not closed" == world.state.message
+    assert "stopped in round 1, which was not closed" == world.state.message
 
 
 def test_stop_now_closes_a_round_whose_model_is_made() -> None:
@@ -130,7 +130,7 @@ def test_divergence_is_named() -> None:
     report = replace(report_of(SLOW, 0), loss=math.nan)
     effects = world.apply(ev.Done(SLOW, ev.TaskResult(report)))
     assert ["Ignore"] == kinds(effects)
-    assert world.waits.why.startswith(f"round 0: the training of client '{SLOW}' diverged: lower work.lr (")
+    assert world.waits.why.startswith(f"round 1: the training of client '{SLOW}' diverged: lower work.lr (")
     assert "loss is nan" in world.waits.why
     world.finish_task(FAST)
     assert "Seal" in kinds(world.apply(ev.Settle())), "nobody waits for it"

@@ -50,6 +50,31 @@ def test_a_job_becomes_a_directory_with_a_report(job_file, tmp_path, capfd):
     assert (2, "fedel") == (result["rounds"], result["strategy"])
 
 
+def test_a_run_that_diverges_says_why_in_its_first_round(job_file, tmp_path, capfd):
+    """Once per reason, also in the summary; and it has a report."""
+    words = ("--set", "work.lr=1e30", "--set", "rounds.num_participants=9", "--executor", "serial")
+    assert 0 == fedel_simulate(job_file, "--out", tmp_path, *words)
+    said = capfd.readouterr()
+    lines = said.err.splitlines()
+    assert "rounds.num_participants = 9, but the fleet has 4 clients" in lines[0]
+    assert "(4 did not count)" in lines[1]
+    assert lines[2].startswith("  ")
+    assert "training diverged, try a lower learning rate" in lines[2]
+    assert "left" in lines[1]
+    assert "left" not in next(line for line in lines if line.startswith("round   2/2"))
+    assert "no update counted in any round" in said.out
+    assert "diverged" in (tmp_path / "small-fedel-0" / "report.html").read_text()
+
+
+def test_one_round_is_one_round(job_file, tmp_path, capfd):
+    assert 0 == fedel_simulate(
+        job_file, "--out", tmp_path, "--executor", "serial", "--set", "rounds.num_rounds=1"
+    )
+    said = capfd.readouterr()
+    assert "after 1 round. The fleet would have taken" in said.out
+    assert "left" not in said.err
+
+
 def test_the_result_is_printed_for_scripts_and_settings_are_overridden(job_file, tmp_path, capfd):
     words = ("--set", "strategy.name=fedavg", "--set", "seed=5", "--json", "--executor", "serial")
     assert 0 == fedel_simulate(job_file, "--out", tmp_path, *words)

@@ -57,6 +57,18 @@ def test_side_by_side_is_as_alone(trainers, exits, end, optimiser):
                 assert np.abs(patch.values - together.patches[name].values).max() < 0.01 * moved, name
 
 
+def test_a_short_last_step_is_made_of_its_few_samples(trainers):
+    asked = requests(trainers, (7,), 1, last_share=0.5)
+    for request, together in zip(asked, train_together(asked), strict=True):
+        alone = request.trainer.train(request.model, request.train_spec)
+        assert 0.5 == alone.last_share == together.last_share
+        name = "blocks.classifier.linear.bias"
+        if name in alone.patches:
+            moved = np.abs(alone.patches[name].values - request.model[name]).max()
+            difference = np.abs(alone.patches[name].values - together.patches[name].values).max()
+            assert difference < 0.02 * moved
+
+
 def test_what_changes_the_training_is_done_alone(trainers):
     plain = requests(trainers, (4,), 2)[0]
     assert kind(plain) is not None

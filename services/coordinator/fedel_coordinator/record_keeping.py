@@ -35,14 +35,14 @@ class RecordKeeper:
         """A round is closed."""
         fields = {"run": self._row.name, "round": record.round}
         log.info("%s", _line(record), extra=fields)
-        trouble = record.trouble and f"round {record.round}: {record.trouble}"
+        trouble = record.trouble and f"round {record.round + 1}: {record.trouble}"
         if trouble:
             log.error("%s", trouble, extra=fields)
         try:
             self._count(record)
         except Exception as error:
             log.exception("round %d could not be counted in the metrics", record.round, extra=fields)
-            trouble = f"round {record.round} is not in the metrics: {type(error).__name__}: {error}"
+            trouble = f"round {record.round + 1} is not in the metrics: {type(error).__name__}: {error}"
         trouble = await self.write(lambda directory: directory.append(record.to_json())) or trouble
         self._show(trouble or over_budget(record))
 
@@ -89,7 +89,7 @@ def over_budget(record: RoundRecord) -> str:
     if 2 * len(over) <= len(record.clients):
         return ""
     return (
-        f"round {record.round}: {len(over)} of {len(record.clients)} clients are over budget at T_th"
+        f"round {record.round + 1}: {len(over)} of {len(record.clients)} clients are over budget at T_th"
         f" {1000 * record.budget_seconds:.3g} ms per step: see the fastest client's timing profile, or set"
         " budget.policy"
     )

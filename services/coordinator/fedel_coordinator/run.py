@@ -177,7 +177,7 @@ class CoordinatorRun:
     def _reason(self, error: Exception) -> str:
         """An error as the reason of a pause."""
         told = str(error) if isinstance(error, FedelError) else f"{type(error).__name__}: {error}; see the log"
-        return clean(f"round {self.state.handover.round_num}: {told}")
+        return clean(f"round {self.state.handover.round_num + 1}: {told}")
 
     async def _apply(self, event: ev.Event) -> None:
         async with self._lock:

@@ -162,7 +162,7 @@ async def test_a_run_stops_although_its_round_cannot_close(tmp_path: Path) -> No
         await federation.control(pb.RUN_ACTION_STOP)
         assert [] == await federation.finished()
         status = (await federation.stub.ListRuns(pb.ListRunsRequest())).runs[0]
-        assert "stopped in round 0, which was not closed" == status.message
+        assert "stopped in round 1, which was not closed" == status.message
 
 
 @asynchronous

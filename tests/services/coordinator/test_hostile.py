@@ -106,7 +106,7 @@ async def test_a_round_that_nobody_answers_pauses_the_run(tmp_path: Path) -> Non
         await federation.create(run_config(num_rounds=1, min_clients=1, max_repeats=1, **SOON))
         agent = federation.agent("client-0", script={0: "silent"})
         status = await federation.status(lambda s: s.phase == pb.RUN_PHASE_PAUSED)
-        assert "round 0 got 0 of 1 updates in 2 deadlines" in status.message
+        assert "round 1 got 0 of 1 updates in 2 deadlines" in status.message
         assert "`fedel runs resume`" in status.message
         agent.script.clear()
         await federation.control(pb.RUN_ACTION_RESUME)

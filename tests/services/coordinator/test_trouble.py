@@ -60,7 +60,7 @@ async def test_a_run_that_is_stopped_at_once_waits_for_no_aggregator(tmp_path: P
         await federation.status(lambda s: "does not answer" in s.message)
         status = await federation.control(pb.RUN_ACTION_STOP_NOW)
         assert pb.RUN_PHASE_STOPPED == status.phase
-        assert "stopped in round 0, which was not closed" == status.message
+        assert "stopped in round 1, which was not closed" == status.message
 
 
 @asynchronous
@@ -102,7 +102,7 @@ async def test_an_unexpected_error_pauses_the_run(tmp_path: Path) -> None:
         kept, planner.plan = planner.plan, _broken
         federation.agent("client-0")
         status = await federation.status(lambda s: s.phase == pb.RUN_PHASE_PAUSED)
-        assert "round 0: IndexError: list index out of range" in status.message
+        assert "round 1: IndexError: list index out of range" in status.message
         planner.plan = kept
         await federation.control(pb.RUN_ACTION_RESUME)
         assert 1 == (await federation.finished())[0].num_updates

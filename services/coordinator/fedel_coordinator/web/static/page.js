@@ -109,7 +109,7 @@ function pairs(list, figures) {
 
 function drawHead() {
   const { head, setting } = state, open = head.open_round;
-  document.title = `${head.run}: ${open ? `round ${open.round} of ${head.num_rounds}` : head.phase}`;
+  document.title = `${head.run}: ${open ? `round ${open.round + 1} of ${head.num_rounds}` : head.phase}`;
   $("name").textContent = head.run;
   $("about").textContent = `${head.strategy} on ${setting.model}: ${setting.blocks.length} blocks, ${bytes(setting.model_bytes)}; seed ${setting.config.seed}; ${head.phase}`;
   say($("notice"), head.message);
@@ -126,7 +126,7 @@ function figures() {
   const tested = rounds.findLast((r) => r.accuracy !== null), rows = [...table.rows.values()];
   const full = last ? setting.model_bytes * Math.max(1, last.num_updates) : 0;
   return [
-    figure("Round", open ? `${open.round}` : "–", `${rounds.length} of ${head.num_rounds} closed`),
+    figure("Round", open ? `${open.round + 1}` : "–", `${rounds.length} of ${head.num_rounds} closed`),
     figure("This round", open ? seconds(Math.max(0, clock() - open.opened_at)) : "–", open ? `deadline ${seconds(open.deadline_seconds)}` : "no open round"),
     figure("Updates", open ? `${open.num_done} of ${open.num_tasks}` : last ? `${last.num_updates} of ${last.num_tasks}` : "–",
       open?.num_lost ? `${open.num_lost} lost` : open ? "this round" : "last round"),
@@ -146,8 +146,9 @@ function drawRounds() {
     time += r.latency_seconds;
     if (r.accuracy !== null) accuracy.push([time, 100 * r.accuracy]);
   }
-  const each = (value) => rounds.map((r) => [r.round, value(r)]);
-  const x = [0, Math.max(1, rounds.length - 1)];
+  // The API counts rounds from 0, people from 1.
+  const each = (value) => rounds.map((r) => [r.round + 1, value(r)]);
+  const x = [1, Math.max(2, rounds.length)];
   lines($("accuracy"), { series: [{ points: accuracy, name: "one", label: "test accuracy", dots: accuracy.length < 60 }], xName: "training time, s", yName: "test accuracy, %" });
   lines($("latency"), { series: [{ points: each((r) => r.latency_seconds), name: "one", label: "round" }], xName: "round", yName: "seconds", whole: true, x });
   const [unit, size] = unitOf(Math.max(...rounds.map((r) => Math.max(r.bytes_up, r.bytes_down)), 0));
@@ -157,7 +158,7 @@ function drawRounds() {
     xName: "round", yName: unit, whole: true, x,
   });
   const share = (r) => r.tensor_clients.map((n) => n / Math.max(1, r.num_updates));
-  tensorMap($("map"), setting.tensors, rounds.slice(-HISTORY).map((r) => [r.round, share(r)]), (round, tensor, level) => {
+  tensorMap($("map"), setting.tensors, rounds.slice(-HISTORY).map((r) => [r.round + 1, share(r)]), (round, tensor, level) => {
     $("map").nextElementSibling.textContent = `round ${round}, ${tensor.name} (block ${tensor.block}): ${percent(level, 0)} of the clients`;
   });
 }
@@ -178,7 +179,8 @@ async function openClient(name) {
 
 async function loadHistory() {
   const name = state.client, run = state.run;
-  const since = state.history.length ? state.history.at(-1).round + 1 : Math.max(0, state.head.rounds_closed - HISTORY);
+  // In the history rounds count from 1, so that the last one is the next index.
+  const since = state.history.length ? state.history.at(-1).round : Math.max(0, state.head.rounds_closed - HISTORY);
   let rounds;
   try {
     ({ rounds } = await get(`${url(run, "rounds")}?since=${since}&client=${encodeURIComponent(name)}`));
@@ -187,8 +189,8 @@ async function loadHistory() {
     return;
   }
   if (state.client !== name || state.run !== run) return;
-  const known = state.history.at(-1)?.round ?? -1;
-  const fresh = rounds.filter((r) => r.round > known).map((r) => ({ round: r.round, ...(r.client ?? { window: null, selected: [], missing: true }) }));
+  const known = state.history.at(-1)?.round ?? 0;
+  const fresh = rounds.filter((r) => r.round >= known).map((r) => ({ round: r.round + 1, ...(r.client ?? { window: null, selected: [], missing: true }) }));
   state.history = [...state.history, ...fresh].slice(-HISTORY);
   later();
 }

@@ -1,0 +1,71 @@
+"""Curves that may be compared: means of several tests, and targets that are held. Single tests jump."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+SMOOTH = 4
+"""A point of a smoothed curve is the mean of this many tests: the test and those just before it."""
+HOLD = 3
+"""A target is reached at the first of this many points in a row that are as good as it."""
+AT_CHANCE = 1.25
+"""A model that is not better than this many times 1 / classes has not learned."""
+
+Curve = Sequence[tuple[float, float]]
+"""Seconds and value of every test. Higher is better; negate a value of which less is better."""
+
+
+def smoothed(tests: Curve, smooth: int = SMOOTH) -> list[tuple[float, float]]:
+    """The first points are means of the few tests that there are.
+
+    >>> smoothed([(1.0, 0.0), (2.0, 1.0), (3.0, 2.0)], smooth=2)
+    [(1.0, 0.0), (2.0, 0.5), (3.0, 1.5)]
+    """
+    values = [value for _, value in tests]
+    return [
+        (seconds, statistics.fmean(values[max(0, i + 1 - smooth) : i + 1]))
+        for i, (seconds, _) in enumerate(tests)
+    ]
+
+
+def at(curve: Curve, seconds: float) -> float | None:
+    """The value at a point in time; ``None`` before the first test.
+
+    >>> at([(1.0, 0.25), (2.0, 0.5)], 1.9), at([(1.0, 0.25)], 0.5)
+    (0.25, None)
+    """
+    return next((value for s, value in reversed(curve) if s <= seconds * (1 + 1e-9)), None)
+
+
+def seconds_to(curve: Curve, target: float, hold: int = HOLD) -> float | None:
+    """Seconds until the curve was as good as the target and stayed so; ``None`` if it never did.
+
+    >>> spike, held = [0.1, 0.9, 0.1, 0.1], [0.1, 0.8, 0.9, 0.8]
+    >>> [seconds_to(list(enumerate(values)), 0.8) for values in (spike, held)]
+    [None, 1]
+    """
+    return next((s for s, lowest in _stretches(curve, hold) if lowest >= target), None)
+
+
+def highest_held(curve: Curve, hold: int = HOLD) -> float | None:
+    """The highest target that the curve reaches; ``None`` if it has fewer than ``hold`` points.
+
+    >>> highest_held(list(enumerate([0.1, 0.9, 0.3, 0.4, 0.5])))
+    0.3
+    """
+    return max((lowest for _, lowest in _stretches(curve, hold)), default=None)
+
+
+def _stretches(curve: Curve, hold: int) -> list[tuple[float, float]]:
+    """Of every ``hold`` points in a row, the time of the first and the lowest value."""
+    return [(curve[i][0], min(value for _, value in curve[i : i + hold])) for i in range(len(curve) - hold + 1)]
+
+
+def is_at_chance(accuracy: float, num_classes: int) -> bool:
+    """Whether guessing is about as good.
+
+    >>> is_at_chance(0.12, 10), is_at_chance(0.2, 10)
+    (True, False)
+    """
+    return accuracy <= AT_CHANCE / num_classes
