@@ -63,6 +63,8 @@ class ClientRecord:
     """Simulated seconds of download and upload."""
     slowness: float = 1.0
     """How many times slower than its timing profile it was taken to be, from the rounds before."""
+    staleness: int = 0
+    """Rounds that its update is late: it was trained from the version of so many rounds before."""
 
     @property
     def counted_seconds(self) -> float:
@@ -86,7 +88,7 @@ class RoundRecord:
     """Bias from training unequal parts of the model (paper, appendix)."""
     clients: tuple[ClientRecord, ...]
     num_late: int = 0
-    """Updates of the round before that count in this one."""
+    """Updates of earlier rounds that count in this one."""
     version: int = 0
     """Version of the model that the round made."""
     opened_at: float = 0.0

@@ -44,6 +44,8 @@ async def create(
             job.rounds.late,
             asdict(job.protection),
             asdict(job.upload),
+            job.rounds.max_staleness,
+            job.rounds.staleness_power,
         )
         for shard, names in zip(shards, assign(spec, len(shards)), strict=True):
             async with connect(shard, tls) as bulk:

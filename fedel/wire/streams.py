@@ -179,6 +179,8 @@ def model_header(
     late: str = "refuse",
     protection: Mapping[str, Any] | None = None,
     upload: Mapping[str, Any] | None = None,
+    max_staleness: int = 0,
+    staleness_power: float = 0.0,
 ) -> pb.ModelHeader:
     """The first message of ``push_model``. ``strategy``, ``protection`` and ``upload`` are tables of the
     configuration, ``spec`` is that of the whole model."""
@@ -190,6 +192,8 @@ def model_header(
         late_policy=late,
         protection_json=json.dumps(protection or {}, sort_keys=True),
         upload_json=json.dumps(upload or {}, sort_keys=True),
+        max_staleness=max_staleness,
+        staleness_power=staleness_power,
     )
 
 
