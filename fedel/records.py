@@ -132,6 +132,11 @@ class RoundRecord:
     def tested(self) -> bool:
         return self.accuracy is not None
 
+    @property
+    def late_note(self) -> str:
+        """For people, after the number of updates; empty if none is late."""
+        return f", {self.num_late} late" if self.num_late else ""
+
     def client(self, name: str) -> ClientRecord | None:
         return next((entry for entry in self.clients if entry.client == name), None)
 

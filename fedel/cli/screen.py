@@ -148,7 +148,7 @@ def _line(record: RoundRecord, num_rounds: int) -> str:
     worst = max(record.deviations(), key=abs, default=None)
     return (
         f"round {record.round + 1:>3}/{num_rounds}  {record.latency_seconds:7.2f} s"
-        f"  {record.num_updates}/{record.num_tasks} updates"
+        f"  {record.num_updates}/{record.num_tasks} updates{record.late_note}"
         f"  loss {record.loss if record.loss is not None else float('nan'):.3f}"
         f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.1f} %'}"
         f"  worst against T_th {'-' if worst is None else f'{100 * worst:+.0f} %'}"

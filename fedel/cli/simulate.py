@@ -127,7 +127,7 @@ def _line(record: RoundRecord, num_rounds: int, left: float) -> str:
     return (
         f"round {record.round + 1:>3}/{num_rounds}"
         f"  {_duration(record.latency_seconds)} virtual, {_duration(record.wall_seconds or 0.0)} here"
-        f"  {record.num_updates}/{record.num_tasks} updates"
+        f"  {record.num_updates}/{record.num_tasks} updates{record.late_note}"
         f"  loss {'-' if loss is None else f'{loss:.3f}'}"
         f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.2f} %'}"
         f"  {_duration(left)} left"
