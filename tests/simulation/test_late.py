@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedel.job import RunConfig
@@ -69,3 +70,37 @@ def test_a_resumed_simulation_begins_late_work_again() -> None:
 
 def _at_work(simulation: Simulation) -> dict[str, int]:
     return {name: task.round_num for name, task in simulation.checkpoint.handover.at_work.items()}
+
+
+METHODS = (
+    "fedavg",
+    "fedel",
+    "fedprox",
+    "fednova",
+    "elastictrainer",
+    "heterofl",
+    "depthfl",
+    "pyramidfl",
+    "fiarse",
+)
+PROTECTIONS = ({"clip_norm": 1.0}, {"fold": "median"}, {"fold": "trimmed_mean"})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_late_updates(method: str) -> None:
+    _check_late({"strategy": {"name": method}})
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS, ids=str)
+def test_every_protection_takes_late_updates(protection: dict[str, object]) -> None:
+    _check_late({"protection": protection})
+
+
+def _check_late(table: dict[str, object]) -> None:
+    """One device is much slower in round 0 than its profile says."""
+    run = RunConfig.parse({**job().table(), **table})
+    slow = Script(slow={0: {"client-1": 5.0}})
+    runs = [play_run(run, fleet(4), faults=slow, backwards=backwards) for backwards in (False, True)]
+    assert any(lateness(runs[0].records)["client-1"])
+    assert all(np.isfinite(values).all() for values in runs[0].model.values())
+    assert same_bits(runs[0].model, runs[1].model)
