@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedel import config
+from fedel.core.staleness import Staleness
 from fedel.types import PACES, LocalWork, UploadSettings
 
-LATE_POLICIES = ("refuse", "next")
 FOLDS = ("mean", "trimmed_mean", "median")
 
 
@@ -59,7 +59,13 @@ class Rounds:
     max_samples: int = 1_000_000
     """A client counts at most this many samples, where a method weights clients by their samples."""
     late: str = "refuse"
-    """An update that arrives after its round closed: ``refuse`` it, or count it in the ``next`` round."""
+    """An update that arrives after its round closed: ``refuse`` it; count it in full in the ``next`` round; or
+    ``weigh`` it, in whatever round is open when it arrives. What counts is its change, added to the model of
+    that round; its client gets no new task before it is back or too late."""
+    max_staleness: int = 4
+    """With ``weigh``: the most rounds that an update may be late. As many versions of the model are kept."""
+    staleness_power: float = 0.5
+    """With ``weigh``: the change of an update that is n rounds late counts (1 + n) to the power -p, this p."""
     evaluate_every: int = 1
     """Test the model every n-th round, and after the last round; 0 means never."""
     keep_every: int = 0
@@ -68,14 +74,19 @@ class Rounds:
     """The learning rate is multiplied by this after each round."""
 
     def __post_init__(self) -> None:
-        if self.late not in LATE_POLICIES:
-            raise ValueError(f"late = {self.late!r} is not one of: {', '.join(LATE_POLICIES)}")
+        if self.staleness.max_rounds < 1 and self.late != "refuse":
+            raise ValueError(f"max_staleness = {self.max_staleness}: at least 1, or set late = 'refuse'")
         if self.max_seconds < 0:
             raise ValueError(f"max_seconds = {self.max_seconds:g}: seconds are not negative, 0 sets no limit")
         if min(self.num_rounds, self.over_select, self.max_samples, self.max_repeats) < 1:
             raise ValueError("num_rounds, over_select, max_samples and max_repeats must be at least 1")
         if self.deadline_factor <= 0 or self.max_deadline_seconds <= 0:
             raise ValueError("deadline_factor and max_deadline_seconds must be above 0")
+
+    @property
+    def staleness(self) -> Staleness:
+        """What happens to late updates."""
+        return Staleness.of(self.late, self.max_staleness, self.staleness_power)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ class ClientRecord:
     """How many times slower than its timing profile it was taken to be, from the rounds before."""
     last_share: float = 1.0
     """Share of a batch in the last of its steps."""
+    staleness: int = 0
+    """Rounds that its update is late: it was trained from the version of so many rounds before."""
 
     @property
     def counted_seconds(self) -> float:
@@ -88,7 +90,7 @@ class RoundRecord:
     """Bias from training unequal parts of the model (paper, appendix)."""
     clients: tuple[ClientRecord, ...]
     num_late: int = 0
-    """Updates of the round before that count in this one."""
+    """Updates of earlier rounds that count in this one."""
     version: int = 0
     """Version of the model that the round made."""
     opened_at: float = 0.0
@@ -131,6 +133,11 @@ class RoundRecord:
     @property
     def tested(self) -> bool:
         return self.accuracy is not None
+
+    @property
+    def late_note(self) -> str:
+        """For people, after the number of updates; empty if none is late."""
+        return f", {self.num_late} late" if self.num_late else ""
 
     def client(self, name: str) -> ClientRecord | None:
         return next((entry for entry in self.clients if entry.client == name), None)

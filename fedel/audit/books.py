@@ -159,8 +159,9 @@ def _check_planned(books: Books, round_num: int, record: RoundRecord, findings: 
     planned = {task.client for task in plan.tasks}
     if record.num_tasks != len(plan.tasks):
         findings.add(DIFFERS, where, f"{record.num_tasks} tasks in the record, {len(plan.tasks)} in the plan")
-    if books.config.rounds.late == "next" and round_num - 1 in books.plans:
-        planned |= {task.client for task in books.plans[round_num - 1].tasks}
+    for late in range(1, books.config.rounds.staleness.max_rounds + 1):
+        if round_num - late in books.plans:
+            planned |= {task.client for task in books.plans[round_num - late].tasks}
     for entry in record.clients:
         if entry.client not in planned:
             findings.add(ILLEGAL, where, f"client '{entry.client}' counts without a task")

@@ -37,28 +37,32 @@ def recompute(shard: ShardFiles, findings: Findings) -> Recomputed:
         return found
     folds = ProtectedFolds(shard.folder, shard.header, strategy, shard.spec, shard.versions)
     model: Tensors | None = None
-    before: Tensors | None = None
-    """The version before it, from which clients started whose updates are late."""
     state: Tensors = {}
+    earlier: dict[int, Tensors] = {}
+    """Computed versions, from which clients may have started whose updates are late."""
+
+    def version_of(number: int) -> Tensors:
+        return earlier[number] if number in earlier else shard.tensors(number)
+
     for round_num in sorted(shard.updates):
         version, meta = round_num + 1, shard.metas.get(round_num + 1)
         if round_num not in found.versions:
             model = None  # what was computed before is of another round, or wrong
         if model is None and round_num in shard.sound:
             model, state = shard.tensors(round_num), shard.versions.read_state(shard.metas[round_num])
-            before = shard.tensors(round_num - 1) if round_num - 1 in shard.sound else None
         updates = shard.updates[round_num]
         if model is None or meta is None or not meta.counted.keys() <= updates.keys():
             model = None
             continue
         fold = folds.empty(round_num, model)
+        kept_from = round_num - folds.staleness.max_rounds
+        earlier = {number: each for number, each in earlier.items() if number >= kept_from}
+        earlier[round_num] = model
         with findings.reading(shard.folder, f"the updates of round {round_num} cannot be folded"):
             for client in sorted(meta.counted):
-                sent = updates[client].update
-                fold.add(folds.restored(sent, model if sent.report.round_num == round_num else before))
+                fold.add(folds.ready(updates[client].update, round_num, version_of))
             if folds.comes_masked:
                 fold.unmask(shard.opened(round_num))
-            before = model
             model, state = _finish(shard, fold, model, state, version, found)
             if _same(shard, version, model, state, findings):
                 found.versions.add(version)

@@ -10,7 +10,7 @@ import numpy as np
 from fedel_aggregator.errors import Damaged
 from fedel_aggregator.journal import UNMASK_FILE, open_update, read_update
 from fedel_aggregator.kept_updates import META_FILE, KeptUpdates
-from fedel_aggregator.protection import upload_of
+from fedel_aggregator.protection import staleness_of, upload_of
 from fedel_aggregator.run import LABELS_FILE, NUM_NEWEST_KEPT, UPDATES_FOLDER
 from fedel_aggregator.run_header import HEADER_FILE, shard_spec
 from fedel_aggregator.tensor_file import TensorFile
@@ -59,8 +59,9 @@ class ShardFiles:
     """Tensors whose checksum was verified, of versions and of updates."""
 
     @property
-    def takes_late(self) -> bool:
-        return self.header.late_policy == "next"
+    def max_staleness(self) -> int:
+        """The most rounds that an update may be late."""
+        return staleness_of(self.header).max_rounds
 
     @property
     def update_spec(self) -> ModelSpec:
@@ -140,7 +141,7 @@ def _read_meta(shard: ShardFiles, version: int, path: Path, findings: Findings) 
     if meta.crc32.keys() != names or meta.changed.keys() != names:
         findings.add(DIFFERS, path, "it names other tensors than the run's header; is it of another run?")
         return
-    oldest = version - 2 if shard.takes_late else version - 1
+    oldest = version - 1 - shard.max_staleness
     for client, content in meta.counted.items():
         if not oldest <= content.round_num < version:
             what = f"client '{client}' counts with an update of round {content.round_num}"
@@ -206,8 +207,7 @@ def _read_update(shard: ShardFiles, path: Path, round_num: int, findings: Findin
         findings.add(DAMAGED, path, "the update cannot be read: its header is not complete")
         return None
     said = f"it says it is of client '{report.client}', round {report.round_num} of run '{header.run}'"
-    late = shard.takes_late and report.round_num == round_num - 1
-    if header.run != shard.header.run or not (report.round_num == round_num or late):
+    if header.run != shard.header.run or not 0 <= round_num - report.round_num <= shard.max_staleness:
         findings.add(DIFFERS, path, f"{said}, but it lies in round {round_num} of '{shard.header.run}'")
         return None
     if path.stem != safe_name(report.client):
@@ -246,7 +246,8 @@ def _check_counted(shard: ShardFiles, folder: Path, round_num: int, findings: Fi
 def _check_expected(shard: ShardFiles, findings: Findings) -> None:
     """Versions that the aggregator would not have deleted."""
     newest, every = max(shard.metas, default=0), shard.header.keep_every
-    expected = set(range(max(0, newest + 1 - NUM_NEWEST_KEPT), newest + 1))
+    num_newest = max(NUM_NEWEST_KEPT, shard.max_staleness + 1)
+    expected = set(range(max(0, newest + 1 - num_newest), newest + 1))
     expected |= {version for version in range(newest) if every and version % every == 0}
     for version in sorted(expected - shard.on_disk):
         findings.add(MISSING, shard.versions.meta_path(version), f"version {version} is not there")

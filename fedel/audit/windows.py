@@ -41,8 +41,8 @@ def check_windows(books: Books, findings: Findings) -> None:
     for client, rounds in history.items():
         for each in rounds:
             _check_inside(books, client, each, spec, findings)
-        # A late update was made from an older memory than the record of the round before shows.
-        if isinstance(method, FedEL) and books.config.rounds.late != "next":
+        # A late update was made for the task of an earlier round.
+        if isinstance(method, FedEL) and not books.config.rounds.staleness.max_rounds:
             _check_first(books, client, rounds[0], method, findings)
             for before, after in pairwise(rounds):
                 _check_slide(books, client, before, after, method, findings)

@@ -14,6 +14,7 @@ from fedel.audit.findings import Findings
 from fedel.audit.shard_files import ShardFiles, read_shard
 from fedel.chaos import trainer
 from fedel.chaos.federation import RUN, Federation
+from fedel.core.staleness import caught_up
 from fedel.files import safe_name
 from fedel.roles.aggregator import RoundFold
 from fedel.strategies import build
@@ -95,7 +96,7 @@ def counted_updates(shard: ShardFiles, books: Books) -> dict[int, set[Key]]:
         for version, meta in shard.metas.items()
         if version > 0
     }
-    if not shard.takes_late:
+    if not shard.max_staleness:
         for round_num, record in books.records.items():
             counted.setdefault(round_num, {(entry.client, round_num) for entry in record.clients})
     return counted
@@ -105,11 +106,11 @@ def lost_updates(receipts: set[Key], counted: dict[int, set[Key]], books: Books)
     """What was acknowledged and did not count, although its round closed."""
     all_counted = set().union(*counted.values()) if counted else set()
     assert books.config is not None
-    takes_late, last = books.config.rounds.late == "next", max(counted, default=-1)
+    max_staleness, last = books.config.rounds.staleness.max_rounds, max(counted, default=-1)
     problems = []
     for client, round_num in sorted(receipts - all_counted):
         # It may wait for a round that never closed: the run was stopped, or its last round was over.
-        in_open_round = round_num > last or (takes_late and round_num == last)
+        in_open_round = round_num > last - max_staleness
         if not in_open_round:
             problems.append(
                 f"lost: the update of {client} of round {round_num} was acknowledged, but not counted"
@@ -126,6 +127,7 @@ def undisturbed(books: Books, counted: dict[int, set[Key]], num_agents: int) -> 
         trainer.fleet(num_agents, scale),
         build(books.config.strategy),
     )
+    staleness = books.config.rounds.staleness
     models: list[Tensors] = [testing.initial_model(spec)]
     importance: dict[str, float] = {}
     state: Tensors = {}
@@ -141,6 +143,9 @@ def undisturbed(books: Books, counted: dict[int, set[Key]], num_agents: int) -> 
         for client, trained_in in sorted(counted[round_num]):
             task, memory = tasks[client, trained_in]
             update, staged[client, trained_in] = strategy.fit(task, models[trained_in], memory, fleet[client])
+            if late := round_num - trained_in:
+                weight = staleness.weight(late)
+                update = caught_up(update, spec, weight, models[trained_in], models[round_num])
             fold.add(update)
             accepted[client] = trained_in
         closed = fold.finish(models[-1], state)

@@ -45,6 +45,8 @@ async def create(
             asdict(job.protection),
             asdict(job.upload),
             asdict(job.server),
+            job.rounds.max_staleness,
+            job.rounds.staleness_power,
         )
         for shard, names in zip(shards, assign(spec, len(shards)), strict=True):
             async with connect(shard, tls) as bulk:

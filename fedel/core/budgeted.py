@@ -225,6 +225,17 @@ def choose(
     return max(found, key=merit)
 
 
+def least_seconds(prices: Prices) -> float:
+    """The shortest round in which something comes of every window: one step of the cheapest tensor of the last
+    block, and the transfers where they count. A probe that would be long is left out anyway."""
+    last = prices.spec.num_blocks
+    window = Window(last, last)
+    return min(
+        prices.step_seconds({t.name}, window) + prices.once_seconds({t.name}, window)
+        for t in prices.spec.weights_in(last, last)
+    )
+
+
 def choose_whole(prices: Prices, window: Window, fit_steps: bool = False) -> Choice | None:
     """The whole window, if that fits T_th; importance then has nothing to decide."""
     every = frozenset(t.name for t in prices.spec.weights_in(window.end, window.front))

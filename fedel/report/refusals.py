@@ -76,4 +76,5 @@ class NewReasons:
 def count_said(record: RoundRecord) -> str:
     """How many updates of a round counted, of how many tasks."""
     lost = len(record.refused)
-    return f"{record.num_updates}/{record.num_tasks} updates" + (f" ({lost} did not count)" if lost else "")
+    counted = f"{record.num_updates}/{record.num_tasks} updates{record.late_note}"
+    return counted + (f" ({lost} did not count)" if lost else "")

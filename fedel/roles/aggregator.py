@@ -6,7 +6,7 @@ is the one before round v, so the open round has the number of the newest versio
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -67,23 +67,23 @@ class ShardRound:
         run: str,
         number: int,
         *,
-        takes_late: bool = False,
+        max_staleness: int = 0,
         sealed: bool = False,
         ended: bool = False,
         accepted: Iterable[Upload] = (),
         participants: Iterable[Participant] | None = None,
         attempt: int = 0,
-        counted_before: Mapping[str, Content] | None = None,
+        counted_before: Iterable[tuple[str, Content]] = (),
     ) -> None:
-        """``takes_late``: an update of the round before counts in this one. ``ended``: the run is over.
+        """``max_staleness``: the most rounds that an update may be late. ``ended``: the run is over.
         ``participants``: who may send an update; ``None`` until the coordinator says it. ``counted_before``:
-        what the round before closed with, by client."""
+        what the rounds before closed with, by client: the last one, and as many as an update may be late."""
         self.run, self.number, self.sealed, self.ended = run, number, sealed, ended
         self.attempt = attempt
-        self._takes_late = takes_late
+        self._max_staleness = max_staleness
         self._participants = None if participants is None else _by_task(participants)
         self._accepted = {upload.client: upload.content for upload in accepted}
-        self._counted_before = counted_before or {}
+        self._counted_before = {(client, content.round_num): content for client, content in counted_before}
 
     @property
     def clients(self) -> list[str]:
@@ -93,7 +93,7 @@ class ShardRound:
     def admit(self, upload: Upload) -> Verdict:
         """Whether to take an upload; raises ``UpdateRefused`` with the reason if it cannot be taken."""
         client, content, attempt = upload
-        accepted, before = self._accepted.get(client), self._counted_before.get(client)
+        accepted, before = self._accepted.get(client), self._counted_before.get(upload.task)
         if content in (accepted, before):
             return Verdict.DUPLICATE
         if content.round_num == self.number:
@@ -150,8 +150,7 @@ class ShardRound:
             raise UpdateRefused(
                 "early", f"round {round_num} of run '{self.run}' is not open yet: round {self.number} is"
             )
-        oldest = self.number - 1 if self._takes_late else self.number
-        if round_num < oldest or (self.sealed and not self._takes_late):
+        if round_num < self.number - self._max_staleness or (self.sealed and not self._max_staleness):
             raise UpdateRefused(
                 "late", f"round {round_num} of run '{self.run}' is closed: client '{client}' is too late"
             )

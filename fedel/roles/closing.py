@@ -9,10 +9,11 @@ from fedel.records import RoundRecord
 from fedel.roles import events as ev
 from fedel.roles.gate_session import objection_to_score
 from fedel.roles.recorder import bare_record, round_record
-from fedel.roles.run_state import FAILED, SEALED, Evaluation, Member, OpenRound, PreviousRound
+from fedel.roles.repeating import SILENT
+from fedel.roles.run_state import FAILED, SEALED, Evaluation, Member, OpenRound
 from fedel.roles.secure_turn import SecureTurn
 from fedel.roles.speed import learned
-from fedel.types import AS_PROFILED, PLAN_PACE, Speed
+from fedel.types import AS_PROFILED, PLAN_PACE, Speed, Task
 
 
 class ClosingTurn(SecureTurn):
@@ -47,30 +48,43 @@ class ClosingTurn(SecureTurn):
         record = self._record(event)
         importance = {t.name: event.global_importance.get(t.name, 0.0) for t in self.planner.spec.tensors}
         speeds, seconds = self._speeds(open_round), record.latency_seconds
-        handover = state.handover.after(open_round.plan, open_round.reports, importance, speeds, seconds)
-        previous = PreviousRound(open_round.tasks, open_round.results)
+        handover = state.handover.after(
+            open_round.plan, open_round.reports, importance, speeds, seconds, self._at_work(open_round)
+        )
         self.set(
             replace(
                 state,
                 handover=handover,
                 open=None,
                 committed=(*state.committed, record),
-                previous=previous if self.rounds.late == "next" else PreviousRound(),
+                late_results={},
                 untrained_rounds=record.tensor_untrained_rounds,
             )
         )
         self.do(ev.Persist("committed", record=record))
-        for client in sorted(open_round.tasks.keys() | {report.client for report in open_round.reports}):
-            counted = handover.accepted_round(client) == event.round_num
-            self.do(ev.SendClosed(client, event.round_num, counted))
+        counted = {report.client: report.round_num for report in open_round.reports}
+        for client in sorted(open_round.tasks.keys() | state.handover.at_work.keys() | counted.keys()):
+            self.do(ev.SendClosed(client, counted.get(client, event.round_num), client in counted))
         return self.start_test()
+
+    def _at_work(self, open_round: OpenRound) -> dict[str, Task]:
+        """The tasks whose updates may still come, and would count in the next round.
+
+        Not those of clients that said they were done, or that they would not be."""
+        state, next_round = self.state, open_round.round_num + 1
+        out = {client for client, why in open_round.lost.items() if why != SILENT}
+        gone = out | open_round.results.keys() | state.late_results.keys()
+        gone |= {report.client for report in open_round.reports}
+        tasks = {**state.handover.at_work, **open_round.tasks}
+        oldest = next_round - self.rounds.staleness.max_rounds
+        return {name: task for name, task in tasks.items() if task.round_num >= oldest and name not in gone}
 
     def _speeds(self, open_round: OpenRound) -> dict[str, Speed]:
         """What the round's measured seconds teach; nothing where a run keeps to its plan."""
         if self.planner.pace == PLAN_PACE:
             return {}
-        known, results = self.state.handover.speeds, open_round.results
-        counted = {r.client for r in open_round.reports if r.round_num == open_round.round_num} & results.keys()
+        known, results = self.state.handover.speeds, {**self.state.late_results, **open_round.results}
+        counted = {report.client for report in open_round.reports} & results.keys()
         return {client: learned(known.get(client, AS_PROFILED), results[client]) for client in sorted(counted)}
 
     def _record(self, event: ev.Committed) -> RoundRecord:
@@ -131,6 +145,7 @@ class ClosingTurn(SecureTurn):
         missed = self.state.missed_tests.get(client, 0)
         untried = self.state.handover.accepted_round(client) < 0
         is_busy = open_round is not None and client in open_round.tasks and client not in open_round.done
+        is_busy = is_busy or client in self.state.handover.at_work
         return missed, untried, is_busy, full_step(member.profile).total("train")
 
     def miss_test(self, client: str) -> None:

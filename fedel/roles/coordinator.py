@@ -35,7 +35,7 @@ from fedel.roles.run_state import (
 )
 from fedel.roles.secure_round import UPLOAD
 from fedel.roles.speed import believed
-from fedel.types import Report, Task
+from fedel.types import Task
 
 
 class RoundEngine:
@@ -138,9 +138,12 @@ class _Turn(ClosingTurn):
         self.do(ev.Persist("member", member.client))
         self.free_evaluator(member.client)  # a test that it had went to its older session
         open_round = self.state.open
+        late = self.state.handover.at_work.get(member.client)
         if open_round is not None and open_round.status == OPEN and member.client in open_round.tasks:
             self._expect(member.client)
             self.send_tasks([member.client])
+        elif late is not None and member.client not in self.state.late_results:
+            self.send_task(late)
         self.resend(only=member.client)
 
     def _leave(self, client: str, why: str) -> None:
@@ -148,8 +151,17 @@ class _Turn(ClosingTurn):
             self.change_member(client, has_left=True)
             self.do(ev.Persist("member", client))
             self.free_evaluator(client)
+            self._give_up_late(client)
             if self.state.open is not None:
                 self._lose(client, self.state.open.round_num, why)
+
+    def _give_up_late(self, client: str, round_num: int | None = None) -> None:
+        """The client's task of an earlier round, or of this one, will not be done."""
+        handover = self.state.handover
+        late = handover.at_work.get(client)
+        if late is not None and round_num in (None, late.round_num):
+            at_work = {name: task for name, task in handover.at_work.items() if name != client}
+            self.set(replace(self.state, handover=replace(handover, at_work=at_work)))
 
     def _silent(self, client: str) -> None:
         """The open round does not wait for it; heard again before the seal, it counts like any other."""
@@ -172,7 +184,7 @@ class _Turn(ClosingTurn):
 
     def _forget(self, client: str) -> None:
         state, open_round = self.state, self.state.open
-        known = open_round is not None and client in open_round.tasks
+        known = client in state.handover.at_work or (open_round is not None and client in open_round.tasks)
         if client in state.members and not known and state.handover.accepted_round(client) < 0:
             members = {name: member for name, member in state.members.items() if name != client}
             self.set(replace(state, members=members))
@@ -180,6 +192,7 @@ class _Turn(ClosingTurn):
 
     def _lose(self, client: str, round_num: int, why: str) -> None:
         """Do not wait for the client in the open round."""
+        self._give_up_late(client, round_num)
         open_round = self.state.open
         if open_round is None or open_round.status != OPEN or open_round.round_num != round_num:
             return
@@ -214,18 +227,16 @@ class _Turn(ClosingTurn):
 
     def _task_of(self, client: str, round_num: int) -> Task | None:
         """The task that a report of the client would answer."""
-        open_round, previous = self.state.open, self.state.previous.tasks.get(client)
+        open_round, late = self.state.open, self.state.handover.at_work.get(client)
         if open_round is not None and round_num == open_round.round_num:
             return open_round.tasks.get(client)
-        return previous if previous is not None and previous.round_num == round_num else None
+        return late if late is not None and late.round_num == round_num else None
 
     def _note(self, client: str, result: TaskResult) -> None:
         """Keep what a client measured; its update is what the aggregators have."""
         open_round, report = self.state.open, result.report
         if open_round is None or report.round_num != open_round.round_num:
-            previous = self.state.previous
-            results = {**previous.results, client: result}
-            self.set(replace(self.state, previous=replace(previous, results=results)))
+            self.set(replace(self.state, late_results={**self.state.late_results, client: result}))
         else:
             open_round = replace(open_round, results={**open_round.results, client: result})
             self.set_open(open_round)
@@ -235,18 +246,9 @@ class _Turn(ClosingTurn):
         believed_again = open_round.lost.get(client) != MISSING
         secure = open_round.secure
         is_asked = not self.relays or (secure is not None and secure.step == UPLOAD and client in secure.shares)
-        if open_round.status == OPEN and is_asked and self._counts_now(open_round, report) and believed_again:
+        if open_round.status == OPEN and is_asked and client in open_round.tasks and believed_again:
             self.set_open(replace(open_round, done=open_round.done | {client}))
             self._expect(client)
-
-    def _counts_now(self, open_round: OpenRound, report: Report) -> bool:
-        """Whether the report's update is for the open round, or is late and goes into it."""
-        if report.client not in open_round.tasks:
-            return False
-        if report.round_num == open_round.round_num:
-            return True
-        in_time = self.state.handover.accepted_round(report.client) >= report.round_num
-        return self.rounds.late == "next" and report.round_num == open_round.round_num - 1 and not in_time
 
     def _failed(self, event: ev.Failed) -> None:
         if event.round_num >= 0:
@@ -319,7 +321,9 @@ class _Turn(ClosingTurn):
             return None
         handover = state.handover
         views = believed(state.present, handover.reports, handover.speeds)
-        plan = self.planner.plan(state.handover, views)
+        idle = {view.name for view in views} - handover.at_work.keys()
+        # If nobody else is here, clients give up what they are late with.
+        plan = self.planner.plan(handover, views, handover.at_work.keys() if idle else ())
         if not plan.tasks:
             name = self.planner.strategy.name
             return self.hold(f"strategy '{name}' planned no task for {len(views)} clients")
@@ -340,10 +344,11 @@ class _Turn(ClosingTurn):
     def _is_enough(self, open_round: OpenRound) -> bool:
         if self.relays:
             return open_round.secure is not None and self.has_all_updates(open_round, open_round.secure)
-        num_done, num_expected = len(open_round.done), len(open_round.tasks) - len(open_round.lost)
-        if num_done < self.min_reports:
+        if len(open_round.done) < self.min_reports:
             return False
-        return open_round.overdue or self.planner.enough(num_done, num_expected)
+        waits_for = {client for client, task in open_round.tasks.items() if task.num_rounds == 1}
+        expected = waits_for - open_round.lost.keys()
+        return open_round.overdue or self.planner.enough(len(open_round.done & expected), len(expected))
 
     def _pass_deadline(self, open_round: OpenRound) -> None:
         """Close the round if enough clients are back; with too few, wait on and give the work to others too."""
@@ -363,13 +368,12 @@ class _Turn(ClosingTurn):
         """Give the round's work to clients that are here and have none: the others may be gone."""
         open_round = self.state.open
         assert open_round is not None
-        busy = open_round.tasks.keys() - open_round.lost.keys()
         handover = self.state.handover
+        busy = (open_round.tasks.keys() - open_round.lost.keys()) | handover.at_work.keys()
         views = believed(self.state.present, handover.reports, handover.speeds)
-        idle = [view for view in views if view.name not in busy]
-        if not idle:
+        if not {view.name for view in views} - busy:
             return
-        more = self.planner.plan(self.state.handover, idle).tasks
+        more = self.planner.plan(handover, views, busy).tasks
         fresh = {task.client for task in more}
         tasks = tuple(task for task in open_round.plan.tasks if task.client not in fresh) + more
         lost = {client: why for client, why in open_round.lost.items() if client not in fresh}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedel import privacy
 from fedel.core import timing
-from fedel.core.budgeted import MAX_FILL
+from fedel.core.budgeted import MAX_FILL, Prices, least_seconds
 from fedel.core.compression import sent_bytes
 from fedel.core.timing import SLACK
 from fedel.job import RunConfig
@@ -50,6 +50,8 @@ class Handover:
     """What was learned of each client's speed, where the run keeps its pace by the clock."""
     seconds: float = 0.0
     """What all rounds before took."""
+    at_work: Mapping[str, Task] = field(default_factory=dict)
+    """By client: tasks of earlier rounds whose updates have not come and would still count."""
 
     def accepted_round(self, client: str) -> int:
         """The last round in which the client counted; -1 if it never did."""
@@ -67,6 +69,7 @@ class Handover:
         importance: Mapping[str, float],
         speeds: Mapping[str, Speed] | None = None,
         seconds: float = 0.0,
+        at_work: Mapping[str, Task] | None = None,
     ) -> Handover:
         """What the next round starts from; ``speeds`` are what this one taught, ``seconds`` what it took."""
         counted = {report.client: report for report in reports}
@@ -77,6 +80,7 @@ class Handover:
             reports={**self.reports, **counted},
             speeds={**self.speeds, **(speeds or {})},
             seconds=self.seconds + seconds,
+            at_work=at_work or {},
         )
 
 
@@ -101,15 +105,16 @@ class RoundPlanner:
         self.pace = CLOCK_PACE if by_clock else PLAN_PACE
         self._bytes_up = sum(sent_bytes(run.upload, t) for t in spec.tensors)
 
-    def plan(self, handover: Handover, clients: Sequence[ClientView]) -> Plan:
-        """The round's tasks. ``clients`` are those that are present, in a fixed order."""
-        rounds, speeds = self.run.rounds, {client.name: client.speed for client in clients}
+    def plan(self, handover: Handover, clients: Sequence[ClientView], busy: Collection[str] = ()) -> Plan:
+        """The round's tasks. ``clients`` are those that are present, in a fixed order; T_th follows from all of
+        them, and those that are ``busy`` get no task."""
+        rounds, views = self.run.rounds, {client.name: client for client in clients}
         plan = self.strategy.plan(
             RoundContext(
                 round_num=handover.round_num,
                 seed=self.run.seed,
                 spec=self.spec,
-                clients=[replace(c, last=handover.reports.get(c.name)) for c in clients],
+                clients=[replace(c, last=handover.reports.get(c.name)) for c in clients if c.name not in busy],
                 num_participants=math.ceil(rounds.num_participants * rounds.over_select),
                 budget_seconds=self.budget_seconds(clients),
                 work=replace(self.run.work, lr=self.run.work.lr * rounds.lr_decay**handover.round_num),
@@ -120,7 +125,7 @@ class RoundPlanner:
         )
         return replace(
             plan,
-            tasks=tuple(self._complete(task, speeds[task.client]) for task in plan.tasks),
+            tasks=tuple(self._complete(task, views[task.client]) for task in plan.tasks),
             deadline_seconds=self._deadline_seconds(plan, clients),
             # As a restart would read it, so that a run goes on the same way with and without one.
             state=json.loads(json.dumps(plan.state)),
@@ -138,10 +143,27 @@ class RoundPlanner:
             return step
         return step + self._transfer_seconds(client) / self.run.work.steps_for(client.num_samples)
 
-    def _complete(self, task: Task, speed: Speed) -> Task:
+    def _complete(self, task: Task, client: ClientView) -> Task:
         """The task with what no method decides; whatever number of steps a method came to, it can be sent."""
         work = replace(task.work, num_steps=min(task.work.num_steps, MAX_COUNT))
-        return replace(task, work=work, pace=self.pace, speed=speed, upload=self.run.upload)
+        task = replace(task, work=work, pace=self.pace, speed=client.speed, upload=self.run.upload)
+        num_rounds = self._num_rounds(task, client)
+        return replace(task, num_rounds=num_rounds, budget_seconds=num_rounds * task.budget_seconds)
+
+    def _num_rounds(self, task: Task, client: ClientView) -> int:
+        """How many times T_th the least takes that the client can do; 1 if that would be too late to count."""
+        if self.run.rounds.staleness.max_rounds < 2:
+            return 1
+        prices = Prices.on(task, self.spec, client.profile, client.num_samples, self.scope)
+        if self.strategy.fits_steps:
+            seconds = least_seconds(prices)
+        elif not self.strategy.budget_scope:
+            step = timing.full_step(client.profile, self.spec.exit_each).total(self.scope)
+            seconds = prices.num_steps * step + self._transfer_seconds(client)
+        else:
+            return 1
+        num_rounds = math.ceil(seconds / prices.round_seconds * (1 - SLACK)) if prices.round_seconds else 1
+        return max(1, num_rounds) if num_rounds <= self.run.rounds.staleness.max_rounds else 1
 
     def _deadline_seconds(self, plan: Plan, clients: Sequence[ClientView]) -> float:
         """Seconds after which the round may close although some clients are not back.
@@ -159,7 +181,7 @@ class RoundPlanner:
         return min(max(wanted, floor), rounds.max_deadline_seconds)
 
     def _expected_seconds(self, task: Task, client: ClientView) -> float:
-        seconds = task.round_seconds(client.num_samples) + client.speed.wait_seconds
+        seconds = task.round_seconds(client.num_samples) / task.num_rounds + client.speed.wait_seconds
         if self.scope == "round":
             return seconds
         return seconds + self._transfer_seconds(client)

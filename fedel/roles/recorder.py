@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedel import privacy
 from fedel.core.bias import o1
@@ -22,12 +23,13 @@ def round_record(planner: RoundPlanner, state: RunState, committed: Committed, n
         _client_record(planner, state, open_round, report)
         for report in sorted(reports, key=lambda report: report.client)
     )
-    phases = {name: max((c.phases.get(name, 0.0) for c in clients), default=0.0) for name in DEVICE_PHASES}
+    in_time = [client for client in clients if not client.staleness]
+    phases = {name: max((c.phases.get(name, 0.0) for c in in_time), default=0.0) for name in DEVICE_PHASES}
     plan, num_clients = open_round.plan, committed.num_clients
     return RoundRecord(
         round=open_round.round_num,
         strategy=planner.strategy.name,
-        budget_seconds=plan.tasks[0].budget_seconds,
+        budget_seconds=plan.tasks[0].budget_seconds / plan.tasks[0].num_rounds,
         num_tasks=len(plan.tasks),
         num_updates=len(reports),
         loss=_mean([report.loss for report in reports]),
@@ -86,13 +88,14 @@ def untrained_rounds(before: Mapping[str, int], num_clients: Mapping[str, int]) 
 def _client_record(
     planner: RoundPlanner, state: RunState, open_round: OpenRound, report: Report
 ) -> ClientRecord:
-    client, is_late = report.client, report.round_num < open_round.round_num
-    source = state.previous if is_late else open_round
-    task, result = source.tasks.get(client), source.results.get(client)
-    member = state.members.get(client)
-    return client_record(
-        planner.scope, report, task, result or TaskResult(report), member.device_type if member else ""
-    )
+    client, staleness = report.client, open_round.round_num - report.round_num
+    tasks, results = open_round.tasks, open_round.results
+    if staleness:
+        tasks, results = state.handover.at_work, state.late_results
+    member, result = state.members.get(client), results.get(client) or TaskResult(report)
+    device_type = member.device_type if member else ""
+    record = client_record(planner.scope, report, tasks.get(client), result, device_type)
+    return replace(record, staleness=staleness)
 
 
 def counted_seconds(scope: str, train_seconds: float, phases: Mapping[str, float]) -> float:

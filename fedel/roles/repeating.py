@@ -45,26 +45,17 @@ class RepeatingTurn(Turn, ABC):
     # Who may send an update
 
     def participants(self) -> tuple[Participant, ...]:
-        """The clients of the open round, and those whose update of the round before would still count."""
+        """The clients of the open round, and those whose update of an earlier round would still count."""
         open_round, state = self.state.open, self.state
         assert open_round is not None
-        late = [task for task in state.previous.tasks.values() if self._may_be_late(task)]
         return tuple(
             self.planner.participant(task, state.members[task.client].num_samples)
-            for task in (*open_round.plan.tasks, *late)
+            for task in (*open_round.plan.tasks, *state.handover.at_work.values())
             if task.client in state.members
         )
 
-    def _may_be_late(self, task: Task) -> bool:
-        """Whether the client's update of the round before would still count, in the open round."""
-        handover = self.state.handover
-        is_before = task.round_num == handover.round_num - 1
-        return (
-            self.rounds.late == "next" and is_before and handover.accepted_round(task.client) < task.round_num
-        )
-
     def open_shards(self) -> None:
-        """Name the clients of the open round to the aggregators: they take updates of nobody else."""
+        """Name the participants to the aggregators: they take updates of nobody else."""
         open_round = self.state.open
         assert open_round is not None
         secure = open_round.secure
@@ -75,14 +66,18 @@ class RepeatingTurn(Turn, ABC):
             self.do(ev.Open(open_round.round_num, sending, secure.attempt))
 
     def send_tasks(self, clients: Iterable[str]) -> None:
-        open_round, handover = self.state.open, self.state.handover
+        open_round = self.state.open
         assert open_round is not None
-        left = max(0.0, open_round.deadline - self.now)
-        attempt = open_round.secure.attempt if open_round.secure else 0
         for client in clients:
             if client not in open_round.done:
-                accepted, memory = handover.accepted_round(client), handover.memory(client)
-                self.do(ev.SendTask(open_round.tasks[client], accepted, memory, left, attempt))
+                self.send_task(open_round.tasks[client])
+
+    def send_task(self, task: Task) -> None:
+        open_round, handover = self.state.open, self.state.handover
+        left = max(0.0, open_round.deadline - self.now) if open_round else 0.0
+        attempt = open_round.secure.attempt if open_round and open_round.secure else 0
+        accepted, memory = handover.accepted_round(task.client), handover.memory(task.client)
+        self.do(ev.SendTask(task, accepted, memory, left, attempt))
 
     # Rounds with too few updates
 
@@ -119,8 +114,8 @@ class RepeatingTurn(Turn, ABC):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         why = open_round.lost[names[0]]
         return (
-            f"round {open_round.round_num + 1}: the training of client '{names[0]}'{more} diverged: lower work.lr"
-            f" ({why})"
+            f"round {open_round.round_num + 1}: the training of client '{names[0]}'{more} diverged: lower"
+            f" work.lr ({why})"
         )
 
     # Runs that are held

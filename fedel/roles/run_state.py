@@ -113,14 +113,6 @@ class OpenRound:
 
 
 @dataclass(frozen=True)
-class PreviousRound:
-    """The tasks and results of the round before, for late updates that count in the open one."""
-
-    tasks: Mapping[str, Task] = field(default_factory=dict)
-    results: Mapping[str, TaskResult] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class RunState:
     phase: str = WAITING
     message: str = ""
@@ -132,7 +124,8 @@ class RunState:
     """Of the rounds that are not closed although their model is made; complete but for the test."""
     evaluation: Evaluation | None = None
     """Of the first of these."""
-    previous: PreviousRound = field(default_factory=PreviousRound)
+    late_results: Mapping[str, TaskResult] = field(default_factory=dict)
+    """What came of tasks in ``handover.at_work``."""
     untrained_rounds: Mapping[str, int] = field(default_factory=dict)
     """Rounds since each tensor was last trained."""
     missed_tests: Mapping[str, int] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from fedel.core.compression import restored
+from fedel.core.staleness import caught_up
 from fedel.core.timing import STEP_SCOPES
 from fedel.errors import ConfigError, UpdateRefused
 from fedel.records import ClientRecord, RoundRecord
@@ -29,7 +30,7 @@ from fedel.simulation.workers import ClientTask, Outcome
 from fedel.strategies import secure_fold
 from fedel.strategies.protection import RoundStart, repeatable_secret
 from fedel.strategies.server_steps import averages
-from fedel.types import Array, Change, Memory, Participant, Patch, Report, SentUpdate, Update
+from fedel.types import Array, Change, Memory, Participant, Patch, Report, SentUpdate, Tensors, Update
 
 Progress = Callable[[int, int], None]
 """Called with the number of clients of a round that are done, and the number of all."""
@@ -99,7 +100,8 @@ class Simulation:
         # In forward order, whatever the order in a file.
         model = {tensor.name: checkpoint.model[tensor.name] for tensor in engine.spec.tensors}
         self.checkpoint = replace(checkpoint, model=model)
-        handover = checkpoint.handover
+        # Work that was under way when a simulation ended is begun again.
+        handover = replace(checkpoint.handover, at_work={})
         if engine.planner.scope == "round" and not handover.speeds:
             handover = replace(handover, speeds={client.name: client.link.speed for client in clients})
         self._state = RunState(
@@ -108,6 +110,8 @@ class Simulation:
             untrained_rounds=checkpoint.untrained_rounds,
         )
         self._arrivals: list[Arrival] = []
+        self._models: dict[int, Tensors] = {}
+        """Versions that clients started from whose updates may still come."""
         self._participants: dict[tuple[str, int], Participant] = {}
         self._deadline: float | None = None
         self._now = 0.0
@@ -167,7 +171,8 @@ class Simulation:
             case ev.Seal(round_num, attempt):
                 return [ev.Sealed(round_num, self._held_reports(), attempt, final=True)]
             case ev.Commit(round_num):
-                return [self._commit(round_num)]
+                gone = [ev.Failed(client, round_num, "it dropped out") for client in self._round.dropped]
+                return [self._commit(round_num), *gone]
             case ev.Evaluate(_, version):
                 return [self._test(version)]
             case ev.Keep(version, score):
@@ -243,7 +248,7 @@ class Simulation:
         if self._faults.fails(self._engine.run.seed, report.round_num, client.name):
             arrival.update, arrival.refused = None, "its task failed"
             round_.fold.drop(update)
-        elif self._counts_for_sure(seconds):
+        elif self._counts_for_sure(report, seconds):
             self._fold(arrival)  # at once, so that memory does not grow with the number of clients
         return arrival
 
@@ -260,12 +265,13 @@ class Simulation:
         """Against the model of this round, from which the client started."""
         return restored(self._engine.run.upload, sent, self.checkpoint.model)
 
-    def _counts_for_sure(self, seconds: float) -> bool:
+    def _counts_for_sure(self, report: Report, seconds: float) -> bool:
         open_round = self._state.open
         assert open_round is not None
-        num_tasks = len(open_round.tasks)
-        waits_for_all = not self._engine.planner.enough(num_tasks - 1, num_tasks)
-        return waits_for_all and clock.in_time(seconds, open_round.deadline)
+        waits_for = [task.client for task in open_round.plan.tasks if task.num_rounds == 1]
+        waits_for_all = not self._engine.planner.enough(len(waits_for) - 1, len(waits_for))
+        is_expected = waits_for_all and report.client in waits_for
+        return is_expected and clock.in_time(seconds, open_round.deadline)
 
     def _bytes_up(self, update: SentUpdate) -> int:
         if self._engine.run.protection.secure:
@@ -306,10 +312,18 @@ class Simulation:
             participant = self._participants[report.client, report.round_num]
             try:
                 arrival.report = checked(report, self._engine.spec, participant)
-                self._round.fold.add(replace(arrival.update, report=arrival.report))
+                self._round.fold.add(self._caught_up(replace(arrival.update, report=arrival.report)))
             except UpdateRefused as error:
                 arrival.refused = str(error)
             arrival.update = None
+
+    def _caught_up(self, update: Update) -> Update:
+        """The update as the fold of the open round takes it."""
+        started, present = update.report.round_num, self.checkpoint.handover.round_num
+        if started == present:
+            return update
+        weight = self._engine.run.rounds.staleness.weight(present - started)
+        return caught_up(update, self._engine.spec, weight, self._models[started], self.checkpoint.model)
 
     def _held_reports(self) -> tuple[Report, ...]:
         """In the order of the plan, so that sums over them do not depend on who came first; late ones last."""
@@ -344,8 +358,9 @@ class Simulation:
             record.tensor_untrained_rounds,
         )
         scope, late = self._engine.planner.scope, sorted(self._arrivals)
-        self._keep_late(late, record.latency_seconds)
-        clocks = {s: max((a.spent.total(s) for a in round_.arrived.values()), default=0.0) for s in STEP_SCOPES}
+        self._keep_late(late, before.model, record.latency_seconds)
+        in_time = [a for a in round_.arrived.values() if a.report.round_num == record.round]
+        clocks = {s: max((a.spent.total(s) for a in in_time), default=0.0) for s in STEP_SCOPES}
         return replace(
             record,
             clients=tuple(self._client(entry, round_.arrived[entry.client]) for entry in record.clients),
@@ -357,14 +372,14 @@ class Simulation:
             bytes_down=sum(received.num_bytes for received in round_.received.values()),
         )
 
-    def _keep_late(self, late: Sequence[Arrival], round_seconds: float) -> None:
-        """Where late updates count in the next round, they are still on their way when it starts."""
-        if self._engine.run.rounds.late != "next":
-            self._arrivals = []
-            return
-        closed = self._state.handover.round_num - 1
-        waiting = [arrival for arrival in late if arrival.report.round_num == closed]
+    def _keep_late(self, late: Sequence[Arrival], model: Tensors, round_seconds: float) -> None:
+        """Late updates that would still count are on their way when the next round starts."""
+        at_work = self._state.handover.at_work
+        waiting = [arrival for arrival in late if arrival.client in at_work]
         self._arrivals = [replace(arrival, seconds=arrival.seconds - round_seconds) for arrival in waiting]
+        self._models[self._state.handover.round_num - 1] = model
+        needed = {task.round_num for task in at_work.values()}
+        self._models = {number: each for number, each in self._models.items() if number in needed}
 
     def _client(self, entry: ClientRecord, arrival: Arrival) -> ClientRecord:
         spent = arrival.spent

@@ -69,7 +69,7 @@ class Task:
     round_num: int
     client: str
     budget_seconds: float
-    """T_th of one training step."""
+    """T_th of one training step; ``num_rounds`` times as much for work that takes several rounds."""
     work: LocalWork
     seed: int
     settings: Mapping[str, float] = field(default_factory=dict)
@@ -84,9 +84,11 @@ class Task:
     """What the device may use of its memory in all; 0 is no limit."""
     upload: UploadSettings = PLAIN
     """How the update travels: what a tensor costs to send depends on it."""
+    num_rounds: int = 1
+    """Rounds that the work is planned to take; its own round does not wait for it if these are several."""
 
     def round_seconds(self, num_samples: int) -> float:
-        """T_th of the whole round, for a client that holds ``num_samples``."""
+        """T_th of the whole round, or of all its rounds, for a client that holds ``num_samples``."""
         return self.budget_seconds * self.work.steps_for(num_samples)
 
 
@@ -144,7 +146,7 @@ class Participant:
 
     client: str
     round_num: int
-    """Round of its task: the open one or, where late updates count, the one before."""
+    """Round of its task: the open one or, where late updates count, an earlier one."""
     num_samples: int
     """From its join: the weight of its update, whatever its report says."""
     max_steps: int

@@ -67,6 +67,8 @@ class ModelHeader(_message.Message):
     PROTECTION_JSON_FIELD_NUMBER: _builtins.int
     UPLOAD_JSON_FIELD_NUMBER: _builtins.int
     SERVER_JSON_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
+    STALENESS_POWER_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the new run."""
     strategy_json: _builtins.str
@@ -74,13 +76,17 @@ class ModelHeader(_message.Message):
     keep_every: _builtins.int
     """Keep every n-th version; 0 keeps only the newest two and the labelled ones."""
     late_policy: _builtins.str
-    """What happens to an update that is one round late: "refuse" it (also if empty), or count it in the "next" round."""
+    """What happens to a late update: "refuse" it (also if empty), count it in the "next" round, or "weigh" it."""
     protection_json: _builtins.str
     """The [protection] table of the run's configuration, as JSON; empty means none."""
     upload_json: _builtins.str
     """The [upload] table of the run's configuration, as JSON: which compression updates may have; empty means none."""
     server_json: _builtins.str
     """The [server] table of the run's configuration, as JSON: what becomes of the mean of a round; empty means nothing."""
+    max_staleness: _builtins.int
+    """With the late policy "weigh": the most rounds that an update may be late."""
+    staleness_power: _builtins.float
+    """With the late policy "weigh": what is n rounds late counts (1 + n) to the power of minus this."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
         """Blocks and tensors of the whole model, including those that other aggregators keep."""
@@ -101,10 +107,12 @@ class ModelHeader(_message.Message):
         protection_json: _builtins.str = ...,
         upload_json: _builtins.str = ...,
         server_json: _builtins.str = ...,
+        max_staleness: _builtins.int = ...,
+        staleness_power: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "protection_json", b"protection_json", "run", b"run", "server_json", b"server_json", "spec", b"spec", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "max_staleness", b"max_staleness", "protection_json", b"protection_json", "run", b"run", "server_json", b"server_json", "spec", b"spec", "staleness_power", b"staleness_power", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -414,7 +422,7 @@ class Participant(_message.Message):
     client: _builtins.str
     """Name of the client."""
     round_num: _builtins.int
-    """Round of its task: the round that is opened or, where late updates count, the one before."""
+    """Round of its task: the round that is opened or, where late updates count, an earlier one."""
     num_samples: _builtins.int
     """Number of training samples from its join: its weight, whatever its report says."""
     max_steps: _builtins.int

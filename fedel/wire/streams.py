@@ -183,6 +183,8 @@ def model_header(
     protection: Mapping[str, Any] | None = None,
     upload: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
+    max_staleness: int = 0,
+    staleness_power: float = 0.0,
 ) -> pb.ModelHeader:
     """The first message of ``push_model``. ``strategy``, ``protection``, ``upload`` and ``server`` are tables
     of the configuration, ``spec`` is that of the whole model."""
@@ -195,6 +197,8 @@ def model_header(
         protection_json=json.dumps(protection or {}, sort_keys=True),
         upload_json=json.dumps(upload or {}, sort_keys=True),
         server_json=json.dumps(server or {}, sort_keys=True),
+        max_staleness=max_staleness,
+        staleness_power=staleness_power,
     )
 
 

@@ -182,12 +182,19 @@ def test_failed_task_drops_its_update() -> None:
 
 @pytest.mark.parametrize(
     ("late", "counted", "over"),
-    [("refuse", False, 5), ("refuse", True, 5), ("next", False, 4), ("next", True, 5)],
+    [
+        ("refuse", False, 5),
+        ("refuse", True, 5),
+        ("next", False, 4),
+        ("next", True, 5),
+        ("weigh", False, 1),
+        ("weigh", True, 5),
+    ],
 )
 def test_closed_round_is_given_up_unless_late_updates_count(late: str, counted: bool, over: int) -> None:
     state, run = joined(late=late)
     task = started(order(state, 5))
-    expected = [GiveUp(task), DropUpdates(run, 5)] if over == 5 else [DropUpdates(run, 4)]
+    expected = [GiveUp(task), DropUpdates(run, 5)] if over == 5 else [DropUpdates(run, over)]
     assert expected == close(state, 5, counted)
 
 

@@ -156,7 +156,8 @@ async def servers(folder: Path, num_aggregators: int = 1) -> AsyncIterator[Serve
     async with AsyncExitStack() as stack:
         addresses, aggregators = [], []
         for index in range(num_aggregators):
-            config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder / f"aggregator-{index}", code=OWN)
+            data_dir = folder / f"aggregator-{index}"
+            config = AggregatorConfig(listen="127.0.0.1:0", data_dir=data_dir, keep_updates=-1, code=OWN)
             address, aggregator = await stack.enter_async_context(serve_aggregator(config))
             addresses.append(address)
             aggregators.append(aggregator)

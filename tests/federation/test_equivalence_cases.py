@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from fedel_aggregator.servicer import Aggregator
 
+from fedel.audit.audit import Sources, audit
 from fedel.job import RunConfig
+from fedel.records import RoundRecord
 from fedel.types import UploadSettings
 from tests.federation.processes import RUN, gate_of
 from tests.federation.support import agents, create_run, job_of, model_of, servers, simulated, until, watching
@@ -80,6 +83,23 @@ def late_in_the_next_round(gate: Path) -> Case:
     raise AssertionError("no seed draws a client in round 1 and not in round 2")
 
 
+def two_rounds_late(gate: Path) -> Case:
+    """A client that is two rounds late gets no task in between; a part of its change counts."""
+    job = job_in(gate, num_rounds=4, late="weigh", max_staleness=3)
+    entry = simulated(job, NUM_CLIENTS).records[0].client("client-2")
+    without = simulated(job, NUM_CLIENTS, Script(slow={0: {"client-2": 1e9}})).records
+    assert entry is not None
+    seconds = [record.latency_seconds for record in without]
+    slowness = (seconds[0] + seconds[1] + seconds[2] / 2) / entry.train_seconds
+    return Case(job, Script(slow={0: {"client-2": slowness}}))
+
+
+def two_rounds_late_and_compressed(gate: Path) -> Case:
+    """The same with changes of one byte."""
+    case = two_rounds_late(gate)
+    return replace(case, job=replace(case.job, upload=UploadSettings("int8")))
+
+
 def late_and_compressed(gate: Path) -> Case:
     """The same: what is late is restored from the version that its client started from."""
     case = late_in_the_next_round(gate)
@@ -96,19 +116,33 @@ def accepted_are(aggregator: Aggregator, wanted: int) -> bool:
     return wanted == aggregator.registry.get_sample_value("fedel_uploads_total", {"outcome": "accepted"})
 
 
-async def grpc_run(case: Case, folder: Path) -> tuple[list[list[str]], list[int], bool]:
-    """Who counts in each round, how many were late, and whether the model has the simulation's bits."""
+def lateness(records: Iterable[RoundRecord]) -> list[list[int]]:
+    return [[entry.staleness for entry in record.clients] for record in records]
+
+
+async def grpc_run(case: Case, folder: Path) -> tuple[list[list[str]], list[list[int]], bool]:
+    """Who counts in each round, how late each is, and whether the model has the simulation's bits."""
     expected, gate = case.run(), gate_of(case.job)
     for round_num, clients in case.script.broken.items():
         for client in clients:
             gate.fail(client, round_num)
     held: list[set[str]] = []
+    released: dict[int, list[tuple[str, int]]] = {}
+    """By round: clients, and the round that they are held in; late ones, when the round that they are for is
+    about to begin."""
+    comes_in = {
+        (entry.client, record.round - entry.staleness): record.round
+        for record in expected.records
+        for entry in record.clients
+    }
     for round_num, (plan, counted) in enumerate(zip(expected.plans, expected.counted, strict=True)):
         waits_for_late = expected.records[round_num].num_late > 0
         missing = {task.client for task in plan.tasks} - (set() if waits_for_late else counted.keys())
         held.append(missing - set(case.script.broken.get(round_num, ())))
         for client in held[-1]:
             gate.hold(client, round_num)
+            after = comes_in.get((client, round_num), round_num + 1) - 1
+            released.setdefault(max(round_num, after), []).append((client, round_num))
     async with AsyncExitStack() as stack:
         made = await stack.enter_async_context(servers(folder))
         await create_run(made.address, RUN, case.job)
@@ -124,28 +158,40 @@ async def grpc_run(case: Case, folder: Path) -> tuple[list[list[str]], list[int]
             if record.num_late:
                 wanted = num_accepted - record.num_updates + record.num_late
                 await until(partial(accepted_are, made.aggregators[0], wanted), "the late update")
-                for client in held[round_num]:
-                    gate.release(client, round_num)
+                for client, held_in in released.get(round_num, ()):
+                    gate.release(client, held_in)
             await until(lambda wanted=round_num: len(watch.records) > wanted, f"round {round_num}")
             if not record.num_late:
-                for client in held[round_num]:
-                    gate.release(client, round_num)
+                for client, held_in in released.get(round_num, ()):
+                    gate.release(client, held_in)
         await watch.finished()
         same = same_bits(expected.model, await model_of(made.address, RUN, folder))
-        return watch.counted, [record.num_late for record in watch.records], same
+        return watch.counted, lateness(watch.records), same
 
 
 @pytest.mark.parametrize(
     "make",
-    [late, failed, lost, over_selected, late_in_the_next_round, late_and_compressed, lost_and_compressed],
+    [
+        late,
+        failed,
+        lost,
+        over_selected,
+        late_in_the_next_round,
+        late_and_compressed,
+        lost_and_compressed,
+        two_rounds_late,
+        two_rounds_late_and_compressed,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_grpc_gives_the_bits_of_the_simulation(tmp_path: Path, make) -> None:
     case = make(tmp_path / "gate")
     expected = case.run()
     counted = [sorted(updates) for updates in expected.counted]
-    num_late = [record.num_late for record in expected.records]
-    assert (counted, num_late, True) == asyncio.run(grpc_run(case, tmp_path))
+    assert (counted, lateness(expected.records), True) == asyncio.run(grpc_run(case, tmp_path))
+    database = f"sqlite:///{tmp_path / 'coordinator.db'}"
+    found = audit(Sources(RUN, (tmp_path / "aggregator-0",), database))
+    assert ((), len(counted)) == (found.findings, found.num_recomputed)
 
 
 def test_the_cases_are_what_they_are_called(tmp_path: Path) -> None:
@@ -162,6 +208,10 @@ def test_the_cases_are_what_they_are_called(tmp_path: Path) -> None:
     assert [(4, 2)] * 3 == [(record.num_tasks, record.num_updates) for record in run.records]
     run = late_in_the_next_round(gate).run()
     assert [0, 0, 1] == [record.num_late for record in run.records]
+    for make in (two_rounds_late, two_rounds_late_and_compressed):
+        run = make(gate).run()
+        assert [[0, 0, 0], [0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 0]] == lateness(run.records)
+        assert [4, 3, 3, 4] == [record.num_tasks for record in run.records]
     run = late_and_compressed(gate).run()
     assert [0, 0, 1] == [record.num_late for record in run.records]
     run = lost_and_compressed(gate).run()

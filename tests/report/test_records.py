@@ -134,3 +134,7 @@ def test_the_probe_is_told_apart_from_the_training():
     result = TaskResult(report, phases={"download": 1.0, "train": 2.25})
     phases = recorder.client_record("round", report, None, result, "").phases
     assert {"download": 1.0, "probe": 0.5, "train": 1.75} == phases
+
+
+def test_a_record_says_how_many_are_late():
+    assert ("", ", 2 late") == (round_record().late_note, round_record(num_late=2).late_note)

@@ -44,25 +44,26 @@ def test_other_content_is_a_conflict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("takes_late", "sealed", "round_num", "reason"),
+    ("max_staleness", "sealed", "round_num", "reason"),
     [
-        (False, False, 4, "early"),
-        (False, False, 2, "late"),
-        (False, True, 3, "late"),
-        (True, False, 4, "early"),
-        (True, False, 1, "late"),
-        (True, True, 2, "sealed"),
-        (True, True, 3, "sealed"),
+        (0, False, 4, "early"),
+        (0, False, 2, "late"),
+        (0, True, 3, "late"),
+        (1, False, 4, "early"),
+        (1, False, 1, "late"),
+        (1, True, 2, "sealed"),
+        (1, True, 3, "sealed"),
+        (2, False, 0, "late"),
+        (2, True, 1, "sealed"),
     ],
 )
-def test_round_of_an_upload(takes_late: bool, sealed: bool, round_num: int, reason: str) -> None:
-    round_ = shard_round(takes_late=takes_late, sealed=sealed)
+def test_round_of_an_upload(max_staleness: int, sealed: bool, round_num: int, reason: str) -> None:
+    round_ = shard_round(max_staleness=max_staleness, sealed=sealed)
     assert reason == refusal(round_, upload("a", round_num))
 
 
 def test_late_upload_counts_once() -> None:
-    before = {"a": Content(2, "d1")}
-    round_ = shard_round(takes_late=True, counted_before=before)
+    round_ = shard_round(max_staleness=1, counted_before=[("a", Content(2, "d1"))])
     assert Verdict.DUPLICATE is round_.admit(upload("a", 2))
     assert "conflict" == refusal(round_, upload("a", 2, "d2"))
     assert Verdict.TAKE is round_.admit(upload("b", 2))
@@ -102,19 +103,21 @@ def test_close_with_some_of_the_clients() -> None:
         ),
         max_size=40,
     ),
-    takes_late=st.booleans(),
+    max_staleness=st.integers(0, 3),
 )
-def test_every_update_counts_at_most_once(steps: list[str | Upload], takes_late: bool) -> None:
-    """Whatever comes in whatever order, no client counts twice with one round's work."""
+def test_every_update_counts_at_most_once(steps: list[str | Upload], max_staleness: int) -> None:
+    """Whatever comes in whatever order, no client counts twice with one round's work, nor too late."""
     everyone = [Participant(client, number, 10, 5, 5.0) for client in "ab" for number in range(41)]
-    options: dict[str, Any] = {"takes_late": takes_late, "participants": everyone}
+    options: dict[str, Any] = {"max_staleness": max_staleness, "participants": everyone}
     round_, counted = ShardRound("night", 0, **options), []
+    before: list[list[tuple[str, Content]]] = []
     for step in steps:
         if step == "seal":
             round_.seal()
         elif step == "commit" and round_.clients:
-            made = round_.close_with(round_.clients)
-            round_ = ShardRound("night", round_.number + 1, counted_before=made, **options)
+            before.append(list(round_.close_with(round_.clients).items()))
+            last = [pair for made in before[-max(1, max_staleness) :] for pair in made]
+            round_ = ShardRound("night", round_.number + 1, counted_before=last, **options)
         elif isinstance(step, Upload):
             try:
                 verdict = round_.admit(step)
@@ -122,6 +125,7 @@ def test_every_update_counts_at_most_once(steps: list[str | Upload], takes_late:
                 continue
             if verdict is Verdict.TAKE:
                 assert not round_.sealed
+                assert 0 <= round_.number - step.content.round_num <= max_staleness
                 round_.accept(step)
                 counted.append((step.client, step.content.round_num))
             assert Verdict.DUPLICATE is round_.admit(step)
@@ -145,7 +149,14 @@ def test_ended_run() -> None:
 
 def test_unplanned_client() -> None:
     assert "unplanned" == refusal(shard_round(), upload("stranger"))
-    assert "unplanned" == refusal(shard_round(takes_late=True), upload("stranger", 2))
+    assert "unplanned" == refusal(shard_round(max_staleness=1), upload("stranger", 2))
+
+
+def test_a_late_client_cannot_claim_a_newer_round() -> None:
+    """Its update would count more."""
+    round_ = shard_round(max_staleness=2, participants=[Participant("a", 1, 10, 5, 5.0)])
+    assert ["unplanned"] * 2 == [refusal(round_, upload("a", newer)) for newer in (2, 3)]
+    assert Verdict.TAKE is round_.admit(upload("a", 1))
 
 
 def test_not_open_until_the_plan_is_known() -> None:

@@ -18,7 +18,8 @@ ROUNDS = st.fixed_dictionaries(
         "over_select": st.sampled_from([1.0, 2.0]),
         "min_clients": st.integers(1, 2),
         "min_reports": st.integers(0, 1),
-        "late": st.sampled_from(["refuse", "next"]),
+        "late": st.sampled_from(["refuse", "next", "weigh"]),
+        "max_staleness": st.integers(1, 3),
         "evaluate_every": st.integers(0, 2),
     }
 )

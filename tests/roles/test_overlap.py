@@ -130,7 +130,7 @@ def test_a_late_report_between_two_rounds_is_kept() -> None:
     world.answer_all()
     assert world.state.open is None
     world.finish_task(SLOW)
-    assert {FAST, SLOW} == set(world.state.previous.results)
+    assert {SLOW} == set(world.state.late_results)
 
 
 def test_a_restart_asks_for_the_test_again() -> None:

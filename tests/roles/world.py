@@ -49,6 +49,10 @@ class World:
     """Records that are on disk as closed."""
     uploads: dict[str, Report] = field(default_factory=dict)
     """What the aggregators hold for the open round."""
+    participants: set[tuple[str, int]] = field(default_factory=set)
+    """Client and round of the updates that the aggregators take."""
+    counted: set[tuple[str, int]] = field(default_factory=set)
+    """Client and round of all updates that made a model."""
     sealed: dict[int, ev.Sealed] = field(default_factory=dict)
     version: int = 0
     answers: list[ev.Event] = field(default_factory=list)
@@ -61,6 +65,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.disk = to_json(self.state)
+        self.max_staleness = self.engine.run.rounds.staleness.max_rounds
 
     def apply(self, event: ev.Event, *, store_fails: bool = False) -> list[ev.Effect]:
         """Apply an event; a store that fails leaves everything as it was."""
@@ -93,9 +98,9 @@ class World:
         for effect in effects:
             match effect:
                 case ev.SendTask(task):
-                    assert not sealed
-                    assert task.round_num == state.handover.round_num
                     assert task.client in state.members
+                    late = state.handover.at_work.get(task.client)
+                    assert task == late or (not sealed and task.round_num == state.handover.round_num)
                 case ev.Persist("closed", record=record):
                     assert record is not None
                     self.check_record(record, num_closed)
@@ -113,7 +118,8 @@ class World:
         assert names == sorted(set(names))
         assert record.trouble or len(names) == record.num_updates
         assert record.latency_seconds >= record.collect_seconds >= 0
-        assert 0 <= record.num_late <= record.num_updates
+        assert record.trouble or record.num_late == sum(entry.staleness > 0 for entry in record.clients)
+        assert all(0 <= entry.staleness <= self.max_staleness for entry in record.clients)
         assert record == RoundRecord.from_json(record.to_json())
 
     def carry_out(self, effect: ev.Effect) -> None:
@@ -123,7 +129,9 @@ class World:
             case ev.Open(round_num, participants):
                 if round_num == self.version:
                     self.sealed.pop(round_num, None)  # a round that is not committed is open again
-                assert len({(p.client, p.round_num) for p in participants}) == len(participants)
+                self.participants = {(p.client, p.round_num) for p in participants}
+                assert len(self.participants) == len(participants)
+                assert all(0 <= round_num - n <= self.max_staleness for _, n in self.participants)
             case ev.Seal(round_num, attempt):
                 held = tuple(self.uploads[client] for client in sorted(self.uploads))
                 # Asked again, even after the commit, the aggregators give the same answer.
@@ -145,6 +153,9 @@ class World:
         """Asked again, the aggregators give the same answer."""
         assert clients, "no model is made of nothing"
         if self.version == round_num:
+            made = {(client, self.uploads[client].round_num) for client in clients}
+            assert not made & self.counted, "no update counts twice"
+            self.counted |= made
             self.version, self.uploads = round_num + 1, {}
         counts = dict.fromkeys((tensor.name for tensor in SPEC.tensors), len(clients))
         importance = dict.fromkeys(counts, 0.5)
@@ -165,9 +176,10 @@ class World:
             return
         report = report_of(client, order.task.round_num)
         open_round = self.state.open
-        accepts = self.version == report.round_num and open_round is not None and open_round.status == OPEN
-        if accepts:
-            self.uploads.setdefault(client, report)
+        if open_round is not None and open_round.status == OPEN:
+            accepts = (client, report.round_num) in self.participants and client not in self.uploads
+            if accepts and (client, report.round_num) not in self.counted:
+                self.uploads[client] = report
         self.apply(ev.Done(client, TaskResult(report, 100, 200, {"train": 1.0})))
 
     def claim(self, client: str, name: str, round_num: int) -> None:

@@ -79,8 +79,8 @@ class _Planner(RoundPlanner):
         super().__init__(*arguments)
         self.plans: list[Plan] = []
 
-    def plan(self, handover: Handover, clients: Sequence[ClientView]) -> Plan:
-        self.plans.append(super().plan(handover, clients))
+    def plan(self, handover: Handover, clients: Sequence[ClientView], busy: Collection[str] = ()) -> Plan:
+        self.plans.append(super().plan(handover, clients, busy))
         return self.plans[-1]
 
 

@@ -230,8 +230,8 @@ class AgentState:
         run, task = self._runs.get(closed.run), self._tasks.get(closed.run)
         if run is None:
             return []
-        # Where a late update counts in the next round, the work on it goes on for one round longer.
-        over = closed.round_num - (run.config.rounds.late == "next" and not closed.counted)
+        # Where late updates count, the work on one goes on for as many rounds as it may be late.
+        over = closed.round_num - (0 if closed.counted else run.config.rounds.staleness.max_rounds)
         effects: list[Effect] = []
         if task is not None and task.number <= over:
             effects.append(GiveUp(self._tasks.pop(closed.run)))

@@ -24,7 +24,7 @@ STAMP = "identity"
 COPIES = 6
 """A folder holds at most this many times the size of the model: the model, three memories, two updates."""
 _KEPT_UPDATES = 2
-"""Where a late update counts in the next round, two rounds can be under way."""
+"""Of a round that is late and still counts, and of the newest one."""
 
 
 class RunFolder:

@@ -199,16 +199,15 @@ class Journal:
             except (UpdateRefused, *MALFORMED) as error:
                 raise damaged_update(path, error) from None
 
-    def hand_on(self, successor: Journal) -> None:
-        """Let unfinished updates of the round go on in the next one."""
+    def hand_on(self, successor: Journal, oldest: int) -> None:
+        """Let unfinished updates go on in the next round, if they are of round ``oldest`` or a later one."""
         for path in self.folder.glob("*.part"):
-            if _round_of(path) == int(self.folder.name):
+            round_num = _round_of(path)
+            if round_num is not None and round_num >= oldest:
                 path.rename(successor.folder / path.name)
 
-    def retire(self, successor: Journal | None) -> None:
-        """End the round; unfinished updates of it move to ``successor``, if there is one."""
-        if successor is not None:
-            self.hand_on(successor)
+    def retire(self) -> None:
+        """End the round."""
         self._recycled.give(self.folder.glob("*.update"))
         shutil.rmtree(self.folder)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from fedel import config
 from fedel.core.compression import restored
+from fedel.core.staleness import Staleness, caught_up
 from fedel.job import Protection, Server
 from fedel.roles.aggregator import RoundFold
 from fedel.serialisation import parse_json
@@ -40,8 +42,13 @@ def server_of(header: ModelHeader) -> Server:
     return config.parse(Server, parse_json(header.server_json or "{}"), "[server]")
 
 
+def staleness_of(header: ModelHeader) -> Staleness:
+    """What the run does with late updates; ValueError if that makes no sense."""
+    return Staleness.of(header.late_policy or "refuse", header.max_staleness, header.staleness_power)
+
+
 class ProtectedFolds:
-    """Makes the folds of one run, and restores the updates that go into them."""
+    """Makes the folds of one run, and gets the updates that go into them ready."""
 
     def __init__(
         self, folder: Path, header: ModelHeader, strategy: Strategy, spec: ModelSpec, versions: Versions
@@ -54,7 +61,8 @@ class ProtectedFolds:
         self.comes_masked = self._protection.secure
         self.update_spec = masked_spec(spec) if self.comes_masked else spec
         """What updates must look like."""
-        self.upload, self._server = upload_of(header), server_of(header)
+        self.upload, self.staleness = upload_of(header), staleness_of(header)
+        self._server = server_of(header)
 
     def empty(self, round_num: int, model: Tensors | None = None) -> RoundFold:
         """The fold of a round. It starts from ``model``, or from the version on disk that has its number."""
@@ -62,10 +70,17 @@ class ProtectedFolds:
         start = RoundStart(model, round_num, self._share, self._secret, self.comes_masked)
         return RoundFold(self._strategy, self._spec, self._protection, start, self._server)
 
-    def restored(self, sent: SentUpdate, model: Tensors | None = None) -> Update:
-        """The update that was sent. Its client started from ``model``, or from the version on disk that has the
-        number of its round: one that is late from the version before the newest, which is kept."""
-        return restored(self.upload, sent, model or self._versions.tensors(sent.report.round_num))
+    def ready(
+        self, sent: SentUpdate, round_num: int, version: Callable[[int], Tensors] | None = None
+    ) -> Update:
+        """An update as the fold of a round takes it. Its client started from the version that has the number of
+        its own round; ``version`` gives versions, otherwise they are read from the disk."""
+        version = version or self._versions.tensors
+        rounds_late, started = round_num - sent.report.round_num, version(sent.report.round_num)
+        update = restored(self.upload, sent, started)
+        if not rounds_late:
+            return update
+        return caught_up(update, self._spec, self.staleness.weight(rounds_late), started, version(round_num))
 
 
 def _secret(path: Path) -> bytes:

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ LABELS_FILE = "labels.json"
 ENDED_FILE = "ended"
 UPDATES_FOLDER = "updates"
 NUM_NEWEST_KEPT = 2
-"""Clients of the open round download the newest; one that is a round late may still need the one before."""
+"""The newest, and the one before, which may be in test; more where updates may be more rounds late."""
 MAX_REFUSED = 3
 """Updates of one client and round that the fold may refuse: after each of them it is made again."""
 
@@ -86,7 +86,7 @@ class ShardRun:
 
     def _open(self, number: int) -> None:
         """Open a round; after a restart, with the updates that had been acknowledged."""
-        takes_late, ended = self.header.late_policy == "next", (self._folder / ENDED_FILE).exists()
+        ended, max_staleness = (self._folder / ENDED_FILE).exists(), self._folds.staleness.max_rounds
         meta = self.versions.meta(number)
         journal = Journal(self._folder / "rounds" / f"{number:06d}", self._recycled)
         plan, started = journal.plan, time.monotonic()
@@ -100,25 +100,35 @@ class ShardRun:
         self.round = ShardRound(
             self.name,
             number,
-            takes_late=takes_late,
+            max_staleness=max_staleness,
             sealed=journal.sealed,
             ended=ended,
             accepted=map(_upload, headers.values()),
             participants=None if plan is None else map(participant_from_pb, plan.participants),
             attempt=0 if plan is None else plan.attempt,
-            counted_before=meta.counted,
+            counted_before=self._counted_before(meta),
         )
         for folder in self._rounds():
             if folder != journal.folder:
-                self._retire(Journal(folder, self._recycled), journal if takes_late else None)
+                self._retire(Journal(folder, self._recycled), journal)
 
-    def _retire(self, closed: Journal, successor: Journal | None) -> None:
+    def _counted_before(self, newest: Meta) -> Iterator[tuple[str, Content]]:
+        """What must not count again: the updates of the rounds that a late one may be of."""
+        oldest = newest.version + 1 - self._folds.staleness.max_rounds
+        for version in self.versions.all():
+            if oldest <= version < newest.version:
+                yield from self.versions.meta(version).counted.items()
+        yield from newest.counted.items()
+
+    def _retire(self, closed: Journal, successor: Journal) -> None:
+        """What is unfinished goes on in the next round if it would still count there."""
+        oldest = int(successor.folder.name) - self._folds.staleness.max_rounds
+        closed.hand_on(successor, oldest)
         made = self.versions.meta_path(int(closed.folder.name) + 1)
-        if not self._kept or not made.exists():
-            return closed.retire(successor)
-        if successor is not None:
-            closed.hand_on(successor)
-        return self._kept.keep(closed.folder, made)
+        if self._kept and made.exists():
+            self._kept.keep(closed.folder, made)
+        else:
+            closed.retire()
 
     def _rounds(self) -> list[Path]:
         """The folders of rounds; what has another name is not ours."""
@@ -139,7 +149,7 @@ class ShardRun:
         """Fold an update of the journal in; ``DamagedUpdate`` if it is not what was acknowledged."""
         sent = journal.read(client, self._folds.update_spec, self._folds.upload)
         try:
-            fold.add(self._folds.restored(sent))
+            fold.add(self._folds.ready(sent, int(journal.folder.name)))
         except UpdateRefused as error:
             raise damaged_update(journal.path(client), error) from None
 
@@ -252,7 +262,7 @@ class ShardRun:
         if self._fold is None:
             self._fold = self._fold_of(self.round.clients)
         try:
-            self._fold.add(self._folds.restored(sent))
+            self._fold.add(self._folds.ready(sent, self.round.number))
             self._journal.commit(part)
         except BaseException as error:
             # The fold may have an update, or a part of one, that does not count: it is made again.
@@ -333,14 +343,14 @@ class ShardRun:
         """Delete the versions that are neither new, nor labelled, nor an n-th one to keep, nor where an audit
         begins."""
         every, versions = self.header.keep_every, self.versions.all()
-        restores_late = self.header.late_policy == "next" and self._folds.upload.compression != "none"
+        max_staleness = self._folds.staleness.max_rounds
         for version in versions[:-1]:
             self.versions.forget_answer(version)
-        for version in versions[:-NUM_NEWEST_KEPT]:
+        for version in versions[: -max(NUM_NEWEST_KEPT, max_staleness + 1)]:
             is_labelled = version in self._labels.values()
             is_nth = every > 0 and version % every == 0
-            # A late update that is compressed is restored from the version before.
-            is_needed = self._kept.needs(version) or (restores_late and self._kept.needs(version + 1))
+            # A late update was trained from an earlier version than the one of the round in which it counts.
+            is_needed = any(self._kept.needs(version + late) for late in range(max_staleness + 1))
             if not (is_labelled or is_nth or is_needed):
                 self.versions.delete(version)
 

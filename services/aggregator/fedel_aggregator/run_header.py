@@ -8,7 +8,6 @@ from google.protobuf.message import DecodeError
 
 from fedel.errors import FedelError, UpdateRefused
 from fedel.files import safe_name
-from fedel.job import LATE_POLICIES
 from fedel.roles.gate import objection_to_name
 from fedel.serialisation import parse_json
 from fedel.strategies import build
@@ -17,7 +16,7 @@ from fedel.v1.aggregator_pb2 import ModelHeader
 from fedel.wire import payload
 from fedel.wire.codec import spec_from_pb
 from fedel_aggregator.errors import MALFORMED, damaged
-from fedel_aggregator.protection import protection_of, server_of, upload_of
+from fedel_aggregator.protection import protection_of, server_of, staleness_of, upload_of
 
 HEADER_FILE = "run.pb"
 
@@ -26,11 +25,10 @@ def shard_spec(header: ModelHeader) -> ModelSpec:
     """The part of the model that this aggregator keeps; refused if the header makes no sense."""
     if objection := objection_to_name(header.run, "name of the run"):
         raise UpdateRefused("header", objection)
-    if (header.late_policy or "refuse") not in LATE_POLICIES:
-        raise UpdateRefused(
-            "header",
-            f"late_policy '{header.late_policy}' is unknown; choose from: {', '.join(LATE_POLICIES)}",
-        )
+    try:
+        staleness_of(header)
+    except ValueError as error:
+        raise UpdateRefused("header", str(error)) from None
     strategy, spec = strategy_of(header), spec_from_pb(header.spec)
     _check_settings(header, strategy, spec)
     payload.check(header.tensors, spec)

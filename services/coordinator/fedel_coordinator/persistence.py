@@ -19,7 +19,6 @@ from fedel.roles.run_state import (
     SEALED,
     Member,
     OpenRound,
-    PreviousRound,
     RunState,
     TaskResult,
 )
@@ -83,7 +82,7 @@ def save(store: Store, run: str, effect: Persist, state: RunState, device: Devic
         raise AssertionError(f"unknown part of a state: {effect.part}")
 
 
-def load(store: Store, row: RunRow, *, late_counts: bool) -> LoadedRun:
+def load(store: Store, row: RunRow) -> LoadedRun:
     """The state that a run goes on from."""
     handover = from_json(Handover, row.state_json, f"state of run '{row.name}'")
     clients = store.clients(row.name)
@@ -100,7 +99,7 @@ def load(store: Store, row: RunRow, *, late_counts: bool) -> LoadedRun:
         if last and last.status not in (COMMITTED, CLOSED)
         else None,
         committed=_committed(store, row, handover.round_num),
-        previous=_previous(store, row, handover.round_num - 1) if late_counts else PreviousRound(),
+        late_results=_late_results(store, row, handover),
         untrained_rounds=record.tensor_untrained_rounds if record else {},
         best_accuracy=row.best_accuracy,
         best_version=row.best_version if row.best_version >= 0 else None,
@@ -175,12 +174,12 @@ def _secure(row: RoundRow) -> SecureRound | None:
     return from_json(SecureRound, row.secure_json, "secrets of a round") if row.secure_json else None
 
 
-def _previous(store: Store, run: RunRow, round_num: int) -> PreviousRound:
-    row = store.round(run.name, round_num)
-    if row is None:
-        return PreviousRound()
-    plan = plan_from_json(row.plan_json, {})
-    return PreviousRound({task.client: task for task in plan.tasks}, _results(store, run, round_num))
+def _late_results(store: Store, run: RunRow, handover: Handover) -> dict[str, TaskResult]:
+    """What clients said about tasks of earlier rounds that they were still at work on."""
+    rounds = sorted({task.round_num for task in handover.at_work.values()})
+    results = [(client, result) for number in rounds for client, result in _results(store, run, number).items()]
+    tasks = {(task.client, task.round_num) for task in handover.at_work.values()}
+    return {client: result for client, result in results if (client, result.report.round_num) in tasks}
 
 
 def _results(store: Store, run: RunRow, round_num: int) -> dict[str, TaskResult]:

@@ -99,6 +99,6 @@ def _line(record: RoundRecord) -> str:
     loss = "-" if record.loss is None else f"{record.loss:.4f}"
     tested = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"
     return (
-        f"round {record.round}: {record.num_updates} of {record.num_tasks} updates,"
+        f"round {record.round}: {record.num_updates} of {record.num_tasks} updates{record.late_note},"
         f" {record.latency_seconds:.2f} s, loss {loss}{tested}"
     )

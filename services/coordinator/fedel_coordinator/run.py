@@ -73,8 +73,7 @@ class CoordinatorRun:
     @staticmethod
     async def load(row: RunRow, services: RunServices) -> CoordinatorRun:
         """The run as the store knows it."""
-        late_counts = RunConfig.parse(from_config(row), f"run '{row.name}'").rounds.late == "next"
-        stored = await asyncio.to_thread(persistence.load, services.store, row, late_counts=late_counts)
+        stored = await asyncio.to_thread(persistence.load, services.store, row)
         return CoordinatorRun(row, services, stored)
 
     @property

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,6 +94,17 @@ def fold_directly(updates, model, strategy=FEDAVG, state=None, spec=SPEC):
     return fold.finish(model, state or {})
 
 
+def late_as(update, weight, started, present):
+    """A late update as it counts: the present values, and ``weight`` times the change since ``started``; of
+    statistics the change since the present ones."""
+    patches = {}
+    for name, patch in update.patches.items():
+        now = present[name].astype(np.float64)
+        before = now if SPEC.by_name[name].role is Role.BUFFER else started[name]
+        patches[name] = Patch((now + weight * (patch.values.astype(np.float64) - before)).astype(np.float32))
+    return replace(update, patches=patches)
+
+
 def bits(tensors):
     return {name: values.tobytes() for name, values in tensors.items()}
 
@@ -127,8 +139,8 @@ async def create(stub, model=None, strategy=FEDAVG, run="run", **options):
     return answer
 
 
-async def open_round(stub, round_num, clients=CLIENTS, run="run"):
-    """Open a round for clients with a task of it or of the round before."""
+async def open_round(stub, round_num, clients=CLIENTS, run="run", oldest=1):
+    """Open a round for clients with a task of it or of one of the ``oldest`` rounds before."""
     participants = [
         pb.Participant(
             client=client,
@@ -138,7 +150,7 @@ async def open_round(stub, round_num, clients=CLIENTS, run="run"):
             max_effective_steps=100,
         )
         for client in clients
-        for number in (round_num - 1, round_num)
+        for number in range(round_num - oldest, round_num + 1)
     ]
     await stub.OpenRound(pb.OpenRoundRequest(run=run, round_num=round_num, participants=participants))
 
@@ -167,12 +179,12 @@ async def begin(stub, update, num_bytes):
     return call
 
 
-async def close(stub, round_num, clients=None, run="run"):
+async def close(stub, round_num, clients=None, run="run", oldest=1):
     """Seal and commit, by default with all updates that are in, and open the next round."""
     reports = await seal(stub, round_num, run)
     names = [r.client for r in reports] if clients is None else clients
     answer = await stub.CommitRound(pb.CommitRoundRequest(run=run, round_num=round_num, clients=names))
-    await open_round(stub, round_num + 1, run=run)
+    await open_round(stub, round_num + 1, run=run, oldest=oldest)
     return answer
 
 

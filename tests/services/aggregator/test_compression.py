@@ -23,6 +23,7 @@ from .support import (
     close,
     create,
     first_model,
+    late_as,
     make_update,
     refusal,
     refusals,
@@ -42,7 +43,8 @@ def folded(upload, model, updates, protection=None):
     """What compressed updates, each with the model that it started from, make of a model."""
     fold = RoundFold(build(FEDAVG), SPEC, protection or Protection(), RoundStart(model))
     for sent, start in updates:
-        fold.add(restored(upload, sent, start))
+        update = restored(upload, sent, start)
+        fold.add(update if start is model else late_as(update, 1.0, start, model))
     return fold.finish(model, {}).model
 
 

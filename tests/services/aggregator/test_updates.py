@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from grpc import aio
 
+from fedel.audit.audit import Sources, audit
 from fedel.types import Patch
 from fedel.v1 import aggregator_pb2 as pb
 from fedel.wire.codec import report_to_pb
@@ -21,6 +22,7 @@ from tests.services.aggregator.support import (
     create,
     first_model,
     fold_directly,
+    late_as,
     make_update,
     metric,
     open_round,
@@ -193,10 +195,47 @@ async def test_late_policy_next(tmp_path):
         assert payload.num_bytes - 500_000 == (await send(stub, make_update("c", 0))).num_bytes
         await send(stub, other)
         await close(stub, 1)
-        expected = fold_directly([late, other, make_update("c", 0)], model).model
+        caught_up = [late_as(update, 1.0, first_model(), model) for update in (late, make_update("c", 0))]
+        expected = fold_directly([*caught_up, other], model).model
         assert bits(expected) == bits((await fetch_model(stub, "run")).tensors)
         assert (await send(stub, late)).duplicate
         assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("d", 0)))
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fednova"])
+@asynchronous
+async def test_late_policy_weigh(tmp_path, strategy):
+    """A change counts less with every round, also after restarts; once, and not for ever."""
+    settings = {"late": "weigh", "max_staleness": 2, "staleness_power": 0.5}
+    models, strategy = [first_model()], {"name": strategy}
+    late = [make_update("a", 0), make_update("b", 1)]
+    for round_num, sent in enumerate(([], [], [*late, make_update("c", 2)])):
+        async with aggregator(tmp_path, keep_updates=-1) as (stub, _):
+            if round_num == 0:
+                await create(stub, models[0], strategy, **settings)
+            for update in sent:
+                await send(stub, update)
+        async with aggregator(tmp_path, keep_updates=-1) as (stub, _):
+            await open_round(stub, round_num, oldest=2)
+            for update in sent:
+                assert (await send(stub, update)).duplicate
+            await send(stub, make_update("d", round_num))
+            await close(stub, round_num, oldest=3)
+            models.append((await fetch_model(stub, "run")).tensors)
+    counted = [
+        late_as(late[0], round(3**-0.5 * 2**30) / 2**30, models[0], models[2]),
+        late_as(late[1], round(2**-0.5 * 2**30) / 2**30, models[1], models[2]),
+        make_update("c", 2),
+        make_update("d", 2),
+    ]
+    assert bits(fold_directly(counted, models[2], strategy).model) == bits(models[3])
+    async with aggregator(tmp_path, keep_updates=-1) as (stub, _):
+        # What counted in round 2 does not count again in round 3; and round 0 is three rounds ago.
+        assert (await send(stub, late[1])).duplicate
+        assert ("ALREADY_EXISTS", "conflict") == await refusal(send(stub, make_update("b", 1, seed=1)))
+        assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("e", 0)))
+    found = audit(Sources("run", (tmp_path,)))
+    assert ((), 3) == (found.findings, found.num_recomputed)
 
 
 def wrong_shape(update):

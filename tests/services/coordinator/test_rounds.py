@@ -196,14 +196,16 @@ async def test_a_client_that_joins_late_takes_part_from_the_next_round_on(tmp_pa
 async def test_a_late_update_counts_in_the_next_round_where_the_run_says_so(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         rounds = {"num_rounds": 2, "late": "next", "num_participants": 2, "over_select": 1.5}
+        rounds |= {"deadline_factor": 1e-3, "deadline_floor_seconds": 5.0}
         await federation.create(run_config(evaluate_every=0, **rounds))
         agents = federation.start_agents(2)
-        late = federation.agent("client-2", script={1: "silent"})
+        late = federation.agent("client-2")
         late.hold.clear()
-        agents[1].script[1] = "silent"
+        agents[1].script[1] = "silent"  # so that round 1 stays open until its deadline
         await late.until("closed", round_num=0)
         late.hold.set()
         records = await federation.finished()
+        assert [0] == [task.round_num for task in late.kinds("task")], "it was at work"
         assert [2, 2] == [record.num_updates for record in records]
         assert [0, 1] == [record.num_late for record in records]
         assert ["client-0", "client-2"] == [entry.client for entry in records[1].clients]
