@@ -152,7 +152,7 @@ class Guard(aio.ServerInterceptor):
                 work.result()
             finally:
                 work.cancel()
-                await asyncio.wait({work})
+                await asyncio.gather(work, return_exceptions=True)  # or its error ends up in the log
 
         return answer
 
