@@ -27,9 +27,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("fuzz.json"), help="write the table here too")
     options = parser.parse_args()
     names = options.targets.split(",") if options.targets else [*TARGETS, *RPCS, *HOSTILE_SERVERS, ATHERIS]
-    codec = (options.codec_cases or 100 * options.cases) // len(CODEC)
+    codec = -(-(options.codec_cases or 100 * options.cases) // len(CODEC))
     results = []
     for name in names:
+        before = campaign.cpu_seconds()
         if name == ATHERIS:
             result = campaign.run_atheris(10 * options.cases, options.seed)
         elif name in RPCS or name in HOSTILE_SERVERS:
@@ -39,6 +40,7 @@ def main() -> int:
         if result is None:
             print(f"{name}: not run, because atheris is not installed")
             continue
+        result.summary.cpu_seconds = round(campaign.cpu_seconds() - before, 1)
         results.append(result)
         print(campaign.table(results[-1:]).splitlines()[1], flush=True)
         for finding in results[-1].findings:
