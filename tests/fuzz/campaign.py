@@ -207,3 +207,16 @@ def table(results: Sequence[Result]) -> str:
 def as_json(results: Sequence[Result], seed: int) -> str:
     record = {"seed": seed, "targets": [asdict(result) for result in results]}
     return json.dumps(record, indent=1) + "\n"
+
+
+def from_json(path: Path, seed: int) -> list[Result]:
+    """What a campaign with this seed has written so far."""
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record["seed"] != seed:
+        raise SystemExit(f"{path} is of seed {record['seed']}, not {seed}: name another file with --json")
+    return [
+        Result(Summary(**each["summary"]), [Finding(**finding) for finding in each["findings"]])
+        for each in record["targets"]
+    ]
