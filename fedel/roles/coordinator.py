@@ -310,6 +310,8 @@ class _Turn(ClosingTurn):
             return
         if open_round.status == OPEN and self._is_enough(open_round):
             self._seal()
+        elif open_round.status == OPEN and self.all_diverged(open_round):
+            self._pass_deadline(open_round)
 
     def _open(self) -> None:
         """Plan the next round once enough clients are here; the plan is kept before anyone receives it."""

@@ -100,10 +100,26 @@ class RepeatingTurn(Turn, ABC):
 
     def give_up(self, open_round: OpenRound) -> None:
         """The round got too few updates again and again: somebody has to look."""
-        self.hold(
+        if self.all_diverged(open_round):
+            return self.hold(
+                f"{self.divergence(open_round)}, {open_round.repeats + 1} times (rounds.max_repeats)"
+            )
+        return self.hold(
             f"round {open_round.round_num + 1} got {len(open_round.done)} of {self.min_reports} updates in"
             f" {open_round.repeats + 1} deadlines of {open_round.plan.deadline_seconds:.0f} s"
             f" (rounds.max_repeats){_reasons(open_round)}"
+        )
+
+    def all_diverged(self, open_round: OpenRound) -> bool:
+        """Whether the training of every client that is here diverged: there is nothing to wait for.
+
+        One that has no task yet may do better: a client that only says so hurries nobody into a pause.
+        """
+        members, lost = self.state.members, open_round.lost
+        clients = open_round.tasks.keys() | {member.client for member in self.state.present}
+        return not self.relays and all(
+            DIVERGED in lost.get(client, "") and client in members and members[client].connected
+            for client in clients
         )
 
     def divergence(self, open_round: OpenRound) -> str:

@@ -153,6 +153,9 @@ FIRST = {NAME: initial_model()[NAME]}
         ({"versions": {}}, FIRST),
         ({"versions": {NAME: 12, "other": 12}}, FIRST),
         ({"versions": {NAME: None}}, FIRST),
+        ({"versions": {NAME: True}}, FIRST),
+        ({"versions": {NAME: -(2**40)}}, FIRST),
+        ({"versions": {NAME: 12}}, {NAME: FIRST[NAME].astype(np.float16)}),
         ({"versions": {"other": 12}}, {"other": FIRST[NAME]}),
         ({"versions": {NAME: 12}}, {NAME: FIRST[NAME][:1]}),
         (

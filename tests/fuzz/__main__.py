@@ -25,11 +25,16 @@ def main() -> int:
     parser.add_argument("--targets", help="only these, with commas")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("fuzz.json"), help="write the table here too")
+    parser.add_argument("--resume", action="store_true", help="leave out the targets that --json has already")
     options = parser.parse_args()
     names = options.targets.split(",") if options.targets else [*TARGETS, *RPCS, *HOSTILE_SERVERS, ATHERIS]
-    codec = (options.codec_cases or 100 * options.cases) // len(CODEC)
-    results = []
+    codec = -(-(options.codec_cases or 100 * options.cases) // len(CODEC))
+    results = campaign.from_json(options.json, options.seed) if options.resume else []
+    known = {result.summary.target for result in results}
     for name in names:
+        if name in known:
+            continue
+        before = campaign.cpu_seconds()
         if name == ATHERIS:
             result = campaign.run_atheris(10 * options.cases, options.seed)
         elif name in RPCS or name in HOSTILE_SERVERS:
@@ -39,14 +44,15 @@ def main() -> int:
         if result is None:
             print(f"{name}: not run, because atheris is not installed")
             continue
+        result.summary.cpu_seconds = round(campaign.cpu_seconds() - before, 1)
         results.append(result)
         print(campaign.table(results[-1:]).splitlines()[1], flush=True)
         for finding in results[-1].findings:
             print(f"    case {finding.number}: {finding.error} at {finding.place}", flush=True)
         kept = campaign.keep(results[-1].findings)
-        print(*(f"    kept as {path}" for path in kept), sep="\n", end="\n" if kept else "")
+        print(*(f"    kept as {path}" for path in kept), sep="\n", end="\n" if kept else "", flush=True)
+        options.json.write_text(campaign.as_json(results, options.seed), encoding="utf-8")
     print(campaign.table(results))
-    options.json.write_text(campaign.as_json(results, options.seed), encoding="utf-8")
     failed = [r.summary.target for r in results if not r.clean]
     if failed:
         print(f"these targets fail: {', '.join(failed)}; their cases are in tests/fuzz/corpus", file=sys.stderr)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -37,6 +37,12 @@ class Result:
     @property
     def clean(self) -> bool:
         return not self.summary.foreign and not self.summary.slow
+
+
+def cpu_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run_target(name: str, cases: int, seed: int) -> Result:
@@ -80,11 +86,10 @@ def run_atheris(runs: int, seed: int) -> Result | None:
     if find_spec("atheris") is None:
         return None
     command = [sys.executable, "-m", "tests.fuzz.coverage_guided", str(runs), str(seed)]
-    began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory_disk()) as folder:
         environment = os.environ | {"TMPDIR": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    result = Result(Summary("codec_atheris", cases=runs, seconds=time.perf_counter() - began))
+    result = Result(Summary("codec_atheris", cases=runs))
     if done.returncode:
         result.summary.foreign = 1
         result.findings.append(Finding("codec_atheris", -1, "Crash", done.stderr[-2_000:], ""))
@@ -144,7 +149,7 @@ def run_targets(names: Sequence[str], cases: int, seed: int) -> list[Result]:
 
 
 def _add(total: Summary, more: Summary) -> None:
-    for name in ("cases", "accepted", "refused", "foreign", "slow", "seconds"):
+    for name in ("cases", "accepted", "refused", "foreign", "slow"):
         setattr(total, name, getattr(total, name) + getattr(more, name))
     if more.slowest_seconds > total.slowest_seconds:
         total.slowest_seconds, total.slowest_case = more.slowest_seconds, more.slowest_case
@@ -169,7 +174,7 @@ def keep(findings: Sequence[Finding]) -> list[Path]:
     return paths
 
 
-HEADINGS = ("target", "cases", "refused", "foreign", "slow", "slowest s", "peak MB", "cases/s", "")
+HEADINGS = ("target", "cases", "refused", "foreign", "slow", "slowest s", "peak MB", "CPU s", "")
 
 
 def table(results: Sequence[Result]) -> str:
@@ -177,7 +182,6 @@ def table(results: Sequence[Result]) -> str:
     for result in results:
         s = result.summary
         note = "" if result.clean else "FAILS"
-        speed = s.cases / s.seconds if s.seconds else 0.0
         rows.append(
             (
                 s.target,
@@ -187,7 +191,7 @@ def table(results: Sequence[Result]) -> str:
                 f"{s.slow:,}",
                 f"{s.slowest_seconds:.3f}",
                 f"{s.peak_megabytes:.1f}",
-                f"{speed:,.0f}",
+                f"{s.cpu_seconds:,.1f}",
                 note,
             )
         )
@@ -203,3 +207,16 @@ def table(results: Sequence[Result]) -> str:
 def as_json(results: Sequence[Result], seed: int) -> str:
     record = {"seed": seed, "targets": [asdict(result) for result in results]}
     return json.dumps(record, indent=1) + "\n"
+
+
+def from_json(path: Path, seed: int) -> list[Result]:
+    """What a campaign with this seed has written so far."""
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record["seed"] != seed:
+        raise SystemExit(f"{path} is of seed {record['seed']}, not {seed}: name another file with --json")
+    return [
+        Result(Summary(**each["summary"]), [Finding(**finding) for finding in each["findings"]])
+        for each in record["targets"]
+    ]

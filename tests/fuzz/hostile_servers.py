@@ -151,7 +151,6 @@ class Drill:
 
 async def run(name: str, seed: int, count: int) -> tuple[Summary, list[Finding]]:
     summary, findings = Summary(name), list[Finding]()
-    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         settings: Any = {"aggregators": [RawAggregator()], "limits": Limits(max_task_seconds=600.0)}
         async with federation(Path(folder) / "state", **settings) as fed, running(fed.agent()) as agent:
@@ -168,7 +167,6 @@ async def run(name: str, seed: int, count: int) -> tuple[Summary, list[Finding]]
         if strangers:
             findings.append(Finding(name, count, "Outside", f"files beside its folder: {strangers}", ""))
     summary.foreign = len(findings)
-    summary.seconds = round(time.perf_counter() - began, 2)
     return summary, findings
 
 

@@ -275,6 +275,7 @@ async def _converse(stream: Any, messages: Sequence[bytes]) -> None:
 async def run_batch(rpc: Rpc, cases: Sequence[tuple[int, bytes]], summary: Summary) -> list[Finding]:
     """Send the cases to servers of their own, then let the honest clients work."""
     findings: list[Finding] = []
+    after = f"cases {cases[0][0]} to {cases[-1][0]}"
     # With certificates there is one client: its calls would only replace each other.
     gate = asyncio.Semaphore(1 if rpc.tls else AT_ONCE)
 
@@ -309,17 +310,16 @@ async def run_batch(rpc: Rpc, cases: Sequence[tuple[int, bytes]], summary: Summa
                 await asyncio.wait_for(world.honest(), PATIENCE_SECONDS)
             except Exception as error:
                 findings.append(
-                    Finding(rpc.name, cases[0][0], f"Honest {type(error).__name__}", str(error)[:200], "")
+                    Finding(rpc.name, -1, f"Honest {type(error).__name__}", f"{after}: {str(error)[:200]}", "")
                 )
             if not world.server.alive:
-                findings.append(Finding(rpc.name, cases[0][0], "Died", "the servers ended", ""))
-    logged = {Finding(rpc.name, cases[0][0], error, f"log {place}", "") for error, place in world.server.errors}
+                findings.append(Finding(rpc.name, -1, "Died", f"{after}: the servers ended", ""))
+    logged = {Finding(rpc.name, -1, error, f"log {place}", "") for error, place in world.server.errors}
     return findings + sorted(logged, key=str)
 
 
 async def run(rpc: Rpc, seed: int, count: int) -> tuple[Summary, list[Finding]]:
     summary, findings = Summary(rpc.name), list[Finding]()
-    began = time.perf_counter()
     kept = [(-1, path.read_bytes()) for path in sorted((CORPUS / rpc.name).glob("*"))]
     for first in range(0, count, BATCH):
         numbers = range(first, min(count, first + BATCH))
@@ -331,7 +331,6 @@ async def run(rpc: Rpc, seed: int, count: int) -> tuple[Summary, list[Finding]]:
         if finding.error != "TooSlow":
             summary.foreign += 1
             summary.errors[finding.error] = summary.errors.get(finding.error, 0) + 1
-    summary.seconds = round(time.perf_counter() - began, 2)
     return summary, _few(findings)
 
 

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from tests.fuzz import campaign, frames
+from tests.fuzz.batch import Finding, Summary
 from tests.fuzz.hostile_servers import HOSTILE_SERVERS
 from tests.fuzz.mutate import json_case, message_case, toml_case
 from tests.fuzz.rpc import METHODS, RPCS, valid
@@ -100,6 +101,17 @@ def test_bad_readers_are_noticed() -> None:
     assert ["ValueError", "TooSlow", "MemoryError"] == [finding["error"] for finding in findings]
     assert {"ValueError": 1, "TooSlow": 1, "MemoryError": 1} == summary["errors"]
     assert (4, 1) == (summary["cases"], summary["accepted"])
+
+
+def test_a_campaign_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "fuzz.json"
+    assert [] == campaign.from_json(path, seed=1)
+    found = Finding("task", 7, "ValueError", "codec.py:1", "00ff")
+    results = [campaign.Result(Summary("task", cases=9, foreign=1, errors={"ValueError": 1}), [found])]
+    path.write_text(campaign.as_json(results, seed=1))
+    assert results == campaign.from_json(path, seed=1)
+    with pytest.raises(SystemExit, match="of seed 1, not 2"):
+        campaign.from_json(path, seed=2)
 
 
 def test_parts_come_back_as_they_were_joined() -> None:

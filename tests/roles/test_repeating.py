@@ -136,6 +136,48 @@ def test_divergence_is_named() -> None:
     assert "Seal" in kinds(world.apply(ev.Settle())), "nobody waits for it"
 
 
+def diverge(world: World, *clients: str) -> list[ev.Effect]:
+    effects: list[ev.Effect] = []
+    for client in clients:
+        report = replace(report_of(client, 0), loss=math.nan)
+        world.apply(ev.Done(client, ev.TaskResult(report)))
+        effects += world.apply(ev.Settle())
+    return effects
+
+
+def test_a_round_in_which_all_diverged_does_not_wait_for_its_deadline() -> None:
+    world = opened(FAST, SLOW, max_repeats=2)
+    for repeats in (1, 2):
+        assert [] == kinds(diverge(world, FAST)), "the other may still deliver"
+        sent = [effect.task.client for effect in diverge(world, SLOW) if isinstance(effect, ev.SendTask)]
+        assert ([FAST, SLOW], repeats) == (sorted(sent), world.state.open.repeats)
+        assert ({}, "running", 0.0) == (world.state.open.lost, world.state.phase, world.now)
+    diverge(world, FAST, SLOW)
+    assert "held" == world.state.phase
+    told = world.state.message
+    assert told.startswith(f"round 0: the training of client '{FAST}' and 1 more diverged: lower work.lr (")
+    assert "3 times (rounds.max_repeats); `fedel runs resume` tries again" in told
+    assert [] == kinds(world.apply(ev.Settle())), "it is held once"
+
+
+def test_a_round_waits_for_its_deadline_where_a_client_has_no_task_yet() -> None:
+    """Who lies about its training cannot pause the run of others at once."""
+    world = opened(FAST, SLOW, num_participants=1)
+    (client,) = world.state.open.tasks
+    assert [] == kinds(diverge(world, client))
+    world.now = world.state.open.deadline
+    world.tick()
+    assert 1 == world.state.open.repeats
+
+
+def test_a_round_waits_where_a_client_that_diverged_has_gone() -> None:
+    world = opened(FAST, SLOW)
+    diverge(world, SLOW)
+    world.apply(ev.Disconnected(SLOW))
+    diverge(world, FAST)
+    assert 0 == world.state.open.repeats
+
+
 def test_a_test_that_nobody_asked_for_is_ignored() -> None:
     world = opened(FAST, SLOW, evaluate_every=1)
     for client in (FAST, SLOW):

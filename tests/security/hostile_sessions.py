@@ -137,11 +137,14 @@ class SessionAttacks(Attacker):
 
     async def _read_on(self, call: Any) -> None:
         """Until the server ends it, which must be soon."""
+
+        async def read() -> None:
+            while await call.read() is not aio.EOF:
+                pass
+
         try:
             with suppress(asyncio.TimeoutError):
-                async with asyncio.timeout(HOLD_SECONDS):
-                    while await call.read() is not aio.EOF:
-                        pass
+                await asyncio.wait_for(read(), HOLD_SECONDS)
         finally:
             call.cancel()
 

@@ -73,17 +73,20 @@ class TransferAttacks(Attacker):
 
     async def _upload(self, header: agg.UpdateHeader, payload: Payload, what: str) -> None:
         call = self._bulk.PutUpdate()
-        try:
-            async with asyncio.timeout(10 * HOLD_SECONDS):
-                await call.write(agg.PutUpdateRequest(header=header))
+
+        async def send() -> None:
+            await call.write(agg.PutUpdateRequest(header=header))
+            answer = await call.read()
+            if answer is not aio.EOF and answer.HasField("permit"):
+                for chunk in payload.chunks(answer.permit.offset):
+                    await call.write(agg.PutUpdateRequest(chunk=chunk))
+                await call.done_writing()
                 answer = await call.read()
-                if answer is not aio.EOF and answer.HasField("permit"):
-                    for chunk in payload.chunks(answer.permit.offset):
-                        await call.write(agg.PutUpdateRequest(chunk=chunk))
-                    await call.done_writing()
-                    answer = await call.read()
-                if answer is not aio.EOF and answer.HasField("receipt"):
-                    self.receipts.append(what)
+            if answer is not aio.EOF and answer.HasField("receipt"):
+                self.receipts.append(what)
+
+        try:
+            await asyncio.wait_for(send(), 10 * HOLD_SECONDS)
         finally:
             call.cancel()
 
@@ -128,13 +131,16 @@ class TransferAttacks(Attacker):
 
     async def _raw(self, channel: aio.Channel, method: str, *messages: bytes) -> None:
         call = channel.stream_stream(method)()
+
+        async def send() -> None:
+            for message in messages:
+                await call.write(message)
+            await call.done_writing()
+            while await call.read() is not aio.EOF:
+                pass
+
         try:
-            async with asyncio.timeout(10 * HOLD_SECONDS):
-                for message in messages:
-                    await call.write(message)
-                await call.done_writing()
-                while await call.read() is not aio.EOF:
-                    pass
+            await asyncio.wait_for(send(), 10 * HOLD_SECONDS)
         finally:
             call.cancel()
 

@@ -135,7 +135,10 @@ async def test_one_address_cannot_flood_the_enrolment_port_or_the_log(
         async with aio.secure_channel(made.enrolment_address, credentials) as channel:
             stub = EnrolmentServiceStub(channel)
             found = [await refusal(stub.Enrol(request)) for _ in range(100)]
+            bytes_call = channel.unary_unary("/fedel.v1.EnrolmentService/Enrol")
+            garbage = {await refusal(bytes_call(b"\x0a\xff\xff\xff")) for _ in range(100)}
         refused = await made.refused("rate")
     assert refused == found.count(("RESOURCE_EXHAUSTED", "rate")) > 40
+    assert {("INVALID_ARGUMENT", "message")} == garbage
     lines = [r for r in caplog.records if r.getMessage().startswith("refused:")]
-    assert len(lines) < 40, "the others are only counted"
+    assert len(lines) < 60, "the others are only counted"

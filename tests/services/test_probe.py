@@ -57,6 +57,26 @@ def test_only_health_is_served(settings: AggregatorConfig) -> None:
     assert grpc.StatusCode.UNIMPLEMENTED == asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+def test_garbage_does_not_fill_the_log(
+    settings: AggregatorConfig, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anyone who reaches the port can send it."""
+
+    async def ask(channel: grpc.aio.Channel) -> grpc.StatusCode:
+        path = f"/grpc.health.v1.Health/{method}"
+        call = channel.unary_unary(path) if method == "Check" else channel.unary_stream(path)
+        return await call(b"\x0a\xff\xff\xff").code()
+
+    async def scenario() -> set[grpc.StatusCode]:
+        async with serve(settings), grpc.aio.insecure_channel(settings.health) as channel:
+            return {await ask(channel) for _ in range(60)}
+
+    assert {grpc.StatusCode.INVALID_ARGUMENT} == asyncio.run(scenario())
+    assert len(caplog.records) < 40
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_port_in_use(settings: AggregatorConfig) -> None:
     async def start() -> None:
         async with serve(settings):

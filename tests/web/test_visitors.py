@@ -159,6 +159,27 @@ async def test_too_many_connections_of_one_address_are_ended(
             writer.close()
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET / HTTP/1.1\r\nno header\r\n\r\n",
+        b"GET /\xff HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["header", "version", "length", "chunk"],
+)
+@asynchronous
+async def test_what_is_no_request_leaves_nothing_in_the_log(
+    tmp_path: Path, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anyone who reaches the port can send it, as often as they like."""
+    async with shown(tmp_path) as (_, asker):
+        for _ in range(5):
+            assert b" 400 " in await answered(asker, request_)
+    assert [] == [record.getMessage() for record in caplog.records if record.exc_info]
+
+
 @pytest.mark.parametrize(("view", "status"), [("", b" 403 "), (VIEW, b" 401 ")])
 @asynchronous
 async def test_a_token_of_any_bytes_is_only_wrong(tmp_path: Path, view: str, status: bytes) -> None:

@@ -86,12 +86,12 @@ class ModelCopy:
         if found is None:
             return {}, {}
         versions, tensors = found[0].get("versions"), found[1]
-        shapes = {t.name: t.shape for t in spec.tensors if t.block == block}
+        forms = {t.name: (t.shape, t.dtype) for t in spec.tensors if t.block == block}
         if (
-            any(shapes.get(name) != values.shape for name, values in tensors.items())
+            any(forms.get(name) != (values.shape, str(values.dtype)) for name, values in tensors.items())
             or not isinstance(versions, dict)
             or versions.keys() != tensors.keys()
-            or not all(isinstance(version, int) for version in versions.values())
+            or not all(type(version) is int and version >= 0 for version in versions.values())
         ):
             checked_files.drop(self._path(block), ValueError("it is of another model"))
             return {}, {}

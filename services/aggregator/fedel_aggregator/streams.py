@@ -86,7 +86,7 @@ async def paced(work: Coroutine[Any, Any, T], pace: Pace, stream: ClientStream |
         return await _watch(task, pace, stream or ClientStream())
     finally:
         task.cancel()
-        await asyncio.wait({task})
+        await asyncio.gather(task, return_exceptions=True)  # or its error ends up in the log
 
 
 async def _watch(task: asyncio.Future[T], pace: Pace, stream: ClientStream) -> T:
@@ -171,7 +171,7 @@ async def send_model(
             raise
         finally:
             sending.cancel()
-            await asyncio.wait({sending})
+            await asyncio.gather(sending, return_exceptions=True)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from fedel import errors
 from fedel.roles.gate import MAX_NAME, clean
 from fedel.wire.streams import REASON
 from fedel_services.handlers import behaviour_of, with_behaviour
+from fedel_services.rates import LimitedLog
 
 log = logging.getLogger(__name__)
 Code = grpc.StatusCode
@@ -125,6 +126,7 @@ class ErrorStatuses(aio.ServerInterceptor):
 
     def __init__(self, own: Statuses | None = None) -> None:
         self._statuses = {**STATUSES, **(own or {})}
+        self._lines = LimitedLog(log)
         self._tracebacks: dict[tuple[str, int], float] = {}
         """When the traceback of an unforeseen error was last logged, by the line that raised it."""
 
@@ -140,15 +142,17 @@ class ErrorStatuses(aio.ServerInterceptor):
         return NO_MEMORY if isinstance(error, MemoryError) else UNFORESEEN
 
     def _log(self, error: Exception, status: Status, message: str, fields: Mapping[str, Any]) -> None:
-        extra = {"reason": status.reason, **fields}
+        about = {"reason": status.reason, **fields}
         if status != UNFORESEEN or isinstance(error, errors.FedelError):
-            log.warning("refused: %s", message, extra=extra)
+            self._lines.write(logging.WARNING, f"refused: {message}", about)
             return
         place, now = _place(error), time.monotonic()
         is_new = now - self._tracebacks.get(place, -TRACEBACK_SECONDS) >= TRACEBACK_SECONDS
         if is_new:
             self._tracebacks[place] = now
-        log.error("failed: %s", message, extra=extra, exc_info=error if is_new else None)
+            log.error("failed: %s", message, extra=about, exc_info=error)
+        else:
+            self._lines.write(logging.ERROR, f"failed: {message}", about)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -159,7 +163,7 @@ class ErrorStatuses(aio.ServerInterceptor):
         behaviour, method = behaviour_of(handler), details.method.rpartition("/")[2]
 
         async def answer(request: Any, context: Any) -> Any:
-            fields: dict[str, Any] = {"method": method}
+            fields: dict[str, Any] = {"method": method, "peer": context.peer()}
             _CALL_FIELDS.set(fields)
             try:
                 if isinstance(request, UnreadableMessage):
@@ -169,7 +173,7 @@ class ErrorStatuses(aio.ServerInterceptor):
                 raise
             except (aio.UsageError, aio.InternalError) as error:
                 # gRPC says so where an answer, or the end of a call, meets a caller that has just hung up.
-                log.info("the caller hung up: %s", type(error).__name__, extra=fields)
+                self._lines.write(logging.INFO, f"the caller hung up: {type(error).__name__}", fields)
                 raise asyncio.CancelledError from None
             except Exception as error:
                 status = self.status_of(error)

@@ -11,6 +11,7 @@ from grpc import aio
 
 from fedel.errors import UpdateRefused
 from fedel_services.handlers import behaviour_of, with_behaviour
+from fedel_services.tasks import drop
 
 FIRST_SECONDS = 20.0
 """A caller that opens a stream sends its first message within this time."""
@@ -33,12 +34,23 @@ class Timed:
         if self._messages is None:
             # Not before: a servicer may read from the context instead, and gRPC's iterator wants to be used.
             self._messages = aiter(self._requests)
+        if self._seconds is None:
+            return await anext(self._messages)
+        # Not wait_for: if a message comes in the moment in which the caller is cancelled, that goes on (3.11).
+        reading = asyncio.ensure_future(_next(self._messages))
         try:
-            message = await asyncio.wait_for(anext(self._messages), self._seconds)
-        except asyncio.TimeoutError:
-            raise UpdateRefused("idle", f"nothing came for {self._seconds:g} s: open it again") from None
+            await asyncio.wait({reading}, timeout=self._seconds)
+            if not reading.done():
+                raise UpdateRefused("idle", f"nothing came for {self._seconds:g} s: open it again")
+            message = reading.result()
+        finally:
+            drop(reading)
         self._seconds = self._next_seconds
         return message
+
+
+async def _next(messages: AsyncIterator[Any]) -> Any:
+    return await anext(messages)
 
 
 class FirstMessages(aio.ServerInterceptor):

@@ -22,7 +22,7 @@ from fedel.security.secret import HEADER, VARIABLE
 from fedel.telemetry import AccessMetrics
 from fedel_services.errors import refuse
 from fedel_services.handlers import Behaviour, behaviour_of, with_behaviour
-from fedel_services.rates import Rates, peer_host
+from fedel_services.rates import LimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ _STATUS = {
     "early": grpc.StatusCode.FAILED_PRECONDITION,
     "rate": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-LOG_BURST, LOG_SECONDS = 20, 10.0
-"""Lines about refused calls from one address: this many at once, then one after each such time."""
 
 
 class Gatekeeper:
@@ -48,8 +46,7 @@ class Gatekeeper:
 
     def __init__(self, registry: CollectorRegistry, own: Watched | None) -> None:
         self._metrics = AccessMetrics(registry)
-        self._lines = Rates(LOG_BURST, LOG_SECONDS)
-        self._unlogged = 0
+        self._lines = LimitedLog(log)
         if own is not None:
             expiry = self._metrics.certificate_expiry
             expiry.set_function(lambda: own.current().facts.not_after.timestamp())
@@ -61,16 +58,10 @@ class Gatekeeper:
 
     async def refuse(self, context: Any, reason: str, message: str, **about: Any) -> NoReturn:
         self._metrics.refused.labels(reason).inc()
-        self._log(message, {"reason": reason, "peer": context.peer(), **about})
+        self._lines.write(
+            logging.WARNING, f"refused: {message}", {"reason": reason, "peer": context.peer(), **about}
+        )
         await refuse(context, _STATUS[reason], message, reason)
-
-    def _log(self, message: str, about: dict[str, Any]) -> None:
-        if not self._lines.allow(peer_host(about["peer"])):
-            self._unlogged += 1
-            return
-        unlogged, self._unlogged = self._unlogged, 0
-        more = f" ({unlogged} more refused calls were only counted)" if unlogged else ""
-        log.warning("refused: %s%s", message, more, extra=about)
 
 
 @dataclass(frozen=True)
@@ -152,7 +143,7 @@ class Guard(aio.ServerInterceptor):
                 work.result()
             finally:
                 work.cancel()
-                await asyncio.wait({work})
+                await asyncio.gather(work, return_exceptions=True)  # or its error ends up in the log
 
         return answer
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import (
     CollectorRegistry,
@@ -39,6 +40,15 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+def _is_of_ours(record: logging.LogRecord) -> bool:
+    """Not about bytes that are no request: they are answered with 400, and anyone can send any number."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_requests_log = logging.getLogger(f"{__name__}.requests")
+_requests_log.addFilter(_is_of_ours)
 
 
 def new_registry(service: str) -> CollectorRegistry:
@@ -91,7 +101,7 @@ async def serve_http(app: web.Application, address: str, port_file: Path | None 
     host, _, port = address.rpartition(":")
     connections = Connections()
     app.middlewares.insert(0, connections.note)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+    runner = web.AppRunner(app, access_log=None, logger=_requests_log, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
     watching = asyncio.create_task(connections.watch())
     server: asyncio.Server | None = None

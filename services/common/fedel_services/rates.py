@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import unquote
 
 from fedel.security.tls import host_of
 
 MAX_KEYS = 10_000
 """Those who came least recently are forgotten first, so that strangers cannot fill the memory."""
+LOG_BURST, LOG_SECONDS = 20, 10.0
+"""Lines about refused calls from one address: this many at once, then one after each such time."""
 
 
 class Rates:
@@ -48,3 +52,19 @@ def peer_host(peer: str) -> str:
     ('10.0.0.7', '::1', 'unix')
     """
     return "unix" if peer.startswith("unix:") else host_of(unquote(peer))
+
+
+class LimitedLog:
+    """Lines about refused calls: anyone who makes many does not fill the log."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._rates, self._num_unwritten = log, Rates(LOG_BURST, LOG_SECONDS), 0
+
+    def write(self, level: int, message: str, about: Mapping[str, Any]) -> None:
+        """``about`` has the caller's address, as ``peer``."""
+        if not self._rates.allow(peer_host(about["peer"])):
+            self._num_unwritten += 1
+            return
+        left_out, self._num_unwritten = self._num_unwritten, 0
+        more = f" ({left_out} more refused calls have no line)" if left_out else ""
+        self._log.log(level, "%s%s", message, more, extra=dict(about))

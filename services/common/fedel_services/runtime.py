@@ -103,7 +103,7 @@ class Server:
 
     def _serve_health(self, address: str) -> aio.Server:
         """Only health, in plain text: the kubelet and container engines have no certificate."""
-        server = aio.server(options=SERVER_OPTIONS)
+        server = aio.server(interceptors=[ErrorStatuses()], options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
             server.add_insecure_port(address)

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedel_services.first_messages import Timed
 from fedel_services.guard import require_client
+from fedel_services.tasks import drop
 
 from fedel.errors import ConfigError
 from fedel.roles import events as ev
@@ -45,8 +46,7 @@ class AgentSessions:
             await sending
             await self._end(session, receiving, context)
         finally:
-            for task in (receiving, sending, broken):
-                task.cancel()
+            drop(receiving, sending, broken)
             self._close(session)
 
     async def _hello(self, requests: Any) -> pb.Hello:

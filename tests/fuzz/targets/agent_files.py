@@ -4,41 +4,61 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
 from fedel_edge import checked_files
+from fedel_edge.memory_limit import lower, within_memory
 from fedel_edge.run_folder import RunFolder
 
 from fedel import testing
+from fedel.core.memory_budget import fits, whole_bytes
 from fedel.types import Memory, Window
 from fedel.v1 import aggregator_pb2 as agg
+from fedel.wire import codec
 from fedel.wire.payload import pack
 from tests.fuzz import samples
 from tests.fuzz.mutate import json_case, message_case, mutate_bytes
 from tests.fuzz.target import Mutator, Read, Target, scratch
 
 IDENTITY = "one run"
+VERSION = 3
+"""Of the model that is kept."""
 
 
 @cache
 def _sound() -> Path:
     folder = RunFolder(scratch(), samples.RUN, IDENTITY)
     model = testing.initial_model()
-    folder.model.save(samples.SPEC, dict.fromkeys(model, 3), model, model)
+    folder.model.save(samples.SPEC, dict.fromkeys(model, VERSION), model, model)
     tensors = {"blocks.stem.conv.weight": testing.initial_model()["blocks.stem.conv.weight"]}
     folder.memories.stage(2, Memory(Window(1, 3), ("blocks.stem.conv.weight",), 1, 2, tensors))
     folder.outbox.put(3, samples.update_header(), pack(samples.update().patches))
+    folder.memory_limit.keep(whole_bytes(samples.SPEC, testing.memory_use()))
     return folder.path
 
 
 def _load_model(folder: RunFolder) -> object:
-    return folder.model.load(samples.SPEC, samples.SPEC.by_name)
+    """What is kept is asked for by its versions, and kept again."""
+    versions, tensors = folder.model.load(samples.SPEC, samples.SPEC.by_name)
+    assert all(values.dtype == samples.SPEC.by_name[name].dtype for name, values in tensors.items())
+    older = [have for have in versions.values() if have <= VERSION]
+    folder.model.save(samples.SPEC, versions, tensors, tensors)
+    return agg.GetModelRequest(version=VERSION, have_versions=older)
 
 
 def _load_memory(folder: RunFolder) -> object:
     return folder.memories.load(2)
+
+
+def _load_memory_limit(folder: RunFolder) -> object:
+    """The next task keeps within it, and it can be lowered further."""
+    profile = replace(testing.profile(), memory=testing.memory_use())
+    trainer = testing.FakeTrainer(data_seed=1, num_samples=10, profile=profile)
+    task = within_memory(codec.task_from_pb(samples.task_message(), samples.SPEC), trainer, folder.memory_limit)
+    return lower(task.memory_bytes, trainer), fits(samples.SPEC, profile, Window(1, 2), task.memory_bytes)
 
 
 def _load_outbox(folder: RunFolder) -> object:
@@ -84,5 +104,6 @@ AGENT_FILES = (
     _target("agent_model", "model-1", _checked_case(json_case), _load_model),
     _target("agent_memory", "memory-2", _checked_case(json_case), _load_memory),
     _target("agent_update", "update-3", _checked_case(message_case(agg.UpdateHeader)), _load_outbox),
+    _target("agent_memory_limit", "allowed-memory", _checked_case(json_case), _load_memory_limit),
     _target("agent_identity", "identity", mutate_bytes, _load_model),
 )

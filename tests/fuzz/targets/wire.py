@@ -30,6 +30,9 @@ from tests.fuzz import frames, samples
 from tests.fuzz.mutate import message_case, mutate_bytes, mutate_values
 from tests.fuzz.target import Mutator, Read, Target, Unreadable, parsed
 
+_MODEL = testing.initial_model()
+"""What updates are changes of."""
+
 
 def _message(
     name: str, kind: type[Message], valid: Callable[[], Message], read: Callable[[Any], object]
@@ -94,7 +97,7 @@ def _patches(data: bytes, upload: UploadSettings = PLAIN) -> Update:
         patches[entry.name] = payload.unpack(entry, piece, samples.SPEC.by_name[entry.name].shape)
         at += entry.num_bytes
     sent = SentUpdate(patches, codec.report_from_pb(header.report))
-    return restored(upload, sent, testing.initial_model())
+    return restored(upload, sent, _MODEL)
 
 
 def _unpack(_: Path) -> Read:
@@ -120,13 +123,12 @@ METHODS = ("fedavg", "fednova", "heterofl", "fiarse", "depthfl")
 def _fold(_: Path, upload: UploadSettings = PLAIN) -> Read:
     """What is not refused folds, and leaves a finite model; what is refused leaves no trace."""
     strategies = [build({"name": name}) for name in METHODS]
-    model = testing.initial_model()
     good = {name: samples.whole_update("client-9") for name in METHODS}
     alone = {}
     for strategy in strategies:
         fold = RoundFold(strategy, samples.SPEC)
         fold.add(good[strategy.name])
-        alone[strategy.name] = fold.finish(model, {}).model
+        alone[strategy.name] = fold.finish(_MODEL, {}).model
 
     def read(data: bytes) -> object:
         update = _patches(data, upload)
@@ -138,11 +140,11 @@ def _fold(_: Path, upload: UploadSettings = PLAIN) -> Read:
             except FedelError as error:
                 refusal = error
                 fold.add(good[strategy.name])
-                after = fold.finish(model, {}).model
+                after = fold.finish(_MODEL, {}).model
                 same = all(np.array_equal(after[name], alone[strategy.name][name]) for name in after)
                 assert same, "a refused update left a trace"
             else:
-                after = fold.finish(model, {}).model
+                after = fold.finish(_MODEL, {}).model
                 assert all(np.isfinite(values).all() for values in after.values()), "the model is not finite"
         if refusal is not None:
             raise refusal
@@ -156,7 +158,7 @@ def _uploads(upload: UploadSettings = PLAIN) -> list[bytes]:
 
 
 def _sent(update: Update, upload: UploadSettings) -> bytes:
-    sent, _ = compress_update(upload, samples.SPEC, update, testing.initial_model(), {})
+    sent, _ = compress_update(upload, samples.SPEC, update, _MODEL, {})
     packed = payload.pack(sent.patches)
     header = agg.UpdateHeader(
         run=samples.RUN,

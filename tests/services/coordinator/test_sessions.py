@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +107,27 @@ async def test_a_newer_session_of_the_same_name_replaces_the_older(tmp_path: Pat
         federation.agent("client-1")
         assert 2 == (await federation.finished())[0].num_updates
         assert [] == older.kinds("task")
+
+
+@asynchronous
+async def test_sessions_that_replace_each_other_leave_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message that arrives as its session ends is read by nobody."""
+
+    async def talk(federation: Federation) -> None:
+        call = federation.stub.Session()
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(pb.SessionRequest(hello=pb.Hello(client="one")))
+            for _ in range(20):
+                await call.write(pb.SessionRequest(heartbeat=pb.Heartbeat()))
+        call.cancel()
+
+    async with Federation(tmp_path) as federation:
+        for _ in range(10):
+            await asyncio.gather(*(talk(federation) for _ in range(8)))
+    gc.collect()
+    assert [] == [record.getMessage() for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(
