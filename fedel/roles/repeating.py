@@ -119,8 +119,8 @@ class RepeatingTurn(Turn, ABC):
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         why = open_round.lost[names[0]]
         return (
-            f"round {open_round.round_num + 1}: the training of client '{names[0]}'{more} diverged: lower work.lr"
-            f" ({why})"
+            f"round {open_round.round_num + 1}: the training of client '{names[0]}'{more} diverged:"
+            f" lower work.lr ({why})"
         )
 
     # Runs that are held
