@@ -197,6 +197,17 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
     assert run.rounds == runs.load(run.path).rounds
 
 
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"\xff" * 8, b'{"b": {"shape": "x"}}', b'{"b": 3}', b"[1]", b"{" * 2000, b'{"b": {"shape": [[]]}}'],
+)
+def test_a_damaged_model_tells_no_classes(head, tmp_path):
+    run = write_run(tmp_path / "x", accuracies=[0.1], num_classes=10)
+    assert 10 == run.num_classes
+    (run.path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    assert runs.load(run.path).num_classes is None
+
+
 def test_json_has_numbers(pair, capsys):
     assert 0 == main(["report", str(pair[0].path), "--compare", str(pair[1].path), "--json"])
     first, second = json.loads(capsys.readouterr().out)
