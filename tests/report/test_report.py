@@ -11,7 +11,7 @@ from fedel.cli.main import main
 from fedel.errors import ConfigError
 from fedel.report import page, plots, runs
 from fedel.report.about import about
-from fedel.report.client_plots import groups
+from fedel.report.client_plots import groups, time_by_client
 from fedel.report.figures import figures, table
 from fedel.report.verdicts import verdicts
 from fedel.report.words import clocks_note
@@ -152,6 +152,15 @@ def test_clients_are_coloured_by_device_type_in_the_order_people_count(tmp_path)
     svg = plots.draw(page.PICTURES[3][2], [run])
     names = re.findall(r">(orin[/\d]*|T_th|c\d+)</text>", svg)
     assert ["orin", "orin/2", "orin/10", "T_th"] == names
+
+
+def test_a_run_without_updates_takes_no_ticks_from_the_others(pair, tmp_path):
+    alone = plots.draw(time_by_client, pair[:1])
+    lost = write_run(tmp_path / "lost", "heterofl", accuracies=[0.1], of_round=lambda _: {"clients": ()})
+    both = plots.draw(time_by_client, [pair[0], lost])
+    seconds = re.findall(r">(\d\.\d+)</text>", alone)
+    assert seconds
+    assert seconds == re.findall(r">(\d\.\d+)</text>", both)
 
 
 def test_few_clients_of_one_type_have_a_colour_and_a_map_each(tmp_path):
