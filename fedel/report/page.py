@@ -26,7 +26,7 @@ PICTURES = (
         "Time of each client",
         client_plots.time_by_client,
         "The seconds per round that count against the time budget T_th (dashed). Dots are clients, lines are "
-        "medians of a device type.",
+        "medians of a device type; where all devices are of one type, each of a few clients has its own.",
     ),
     (
         "phases",

@@ -75,8 +75,9 @@ def drawable(points: Iterable[tuple[float, float | None]]) -> list[tuple[float, 
 
 def nothing(axes: Any, why: str) -> None:
     """Say in one of several parts of a picture why it is empty."""
-    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=_SOFT)
-    axes.set(xticks=[], yticks=[])
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=_SOFT, fontsize=8)
+    # Not set_yticks: parts of a picture share their axis.
+    axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
     axes.grid(visible=False)
 
 

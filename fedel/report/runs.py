@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fedel import config
 from fedel.errors import ConfigError
 from fedel.records import ClientRecord, RoundRecord, RunResult
 from fedel.report import curves
+from fedel.serialisation import parse_json
 
 _METHODS = {
     "depthfl": "DepthFL",
@@ -169,8 +169,9 @@ def _shapes(file: Path) -> dict[str, list[int]]:
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
-            head = json.loads(stream.read(size)) if size < MAX_HEAD_BYTES else {}
-        return {name: entry["shape"] for name, entry in head.items() if "shape" in entry}
+            head = parse_json(stream.read(size)) if size < MAX_HEAD_BYTES else {}
+        shapes = {name: entry["shape"] for name, entry in head.items() if "shape" in entry}
+        return {name: list(map(int, shape)) for name, shape in shapes.items()}
     except (OSError, ValueError, struct.error, TypeError, AttributeError):
         return {}
 
@@ -212,7 +213,7 @@ def _rounds(file: Path) -> list[RoundRecord]:
 def _complete(line: bytes) -> list[bytes]:
     """A last line without its end, if all of it is there."""
     try:
-        return [line] if line and isinstance(json.loads(line), dict) else []
+        return [line] if line and isinstance(parse_json(line), dict) else []
     except ValueError:
         return []
 

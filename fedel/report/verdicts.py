@@ -19,8 +19,10 @@ def verdicts(runs: Sequence[StoredRun]) -> list[str]:
     if len(runs) > 1 and not same_clock(runs):
         return [*sentences, clocks_note(runs)]
     for other in named[1:]:
-        sentences += _pace(named[0], other)
-        sentences += _time_to_target(named[0], other)
+        # To be fast is nothing where nothing is learned; and a run at chance reaches low targets by luck.
+        if not named[0][1].is_at_chance and not other[1].is_at_chance:
+            sentences += _pace(named[0], other)
+            sentences += _time_to_target(named[0], other)
     return sentences
 
 
@@ -76,9 +78,6 @@ def _pace(first: Named, other: Named) -> list[str]:
 
 
 def _time_to_target(first: Named, other: Named) -> list[str]:
-    """Only where both learned: a run at chance reaches low targets by luck."""
-    if first[1].is_at_chance or other[1].is_at_chance:
-        return []
     mine, theirs = first[1].curve(), other[1].curve()
     highest = curves.highest_held(mine), curves.highest_held(theirs)
     if highest[0] is None or highest[1] is None:

@@ -11,7 +11,7 @@ from fedel.cli.main import main
 from fedel.errors import ConfigError
 from fedel.report import page, plots, runs
 from fedel.report.about import about
-from fedel.report.client_plots import groups
+from fedel.report.client_plots import groups, time_by_client
 from fedel.report.figures import figures, table
 from fedel.report.verdicts import verdicts
 from fedel.report.words import clocks_note
@@ -163,6 +163,15 @@ def test_clients_are_coloured_by_device_type_in_the_order_people_count(tmp_path)
     assert ["orin", "orin/2", "orin/10", "T_th"] == names
 
 
+def test_a_run_without_updates_takes_no_ticks_from_the_others(pair, tmp_path):
+    alone = plots.draw(time_by_client, pair[:1])
+    lost = write_run(tmp_path / "lost", "heterofl", accuracies=[0.1], of_round=lambda _: {"clients": ()})
+    both = plots.draw(time_by_client, [pair[0], lost])
+    seconds = re.findall(r">(\d\.\d+)</text>", alone)
+    assert seconds
+    assert seconds == re.findall(r">(\d\.\d+)</text>", both)
+
+
 def test_few_clients_of_one_type_have_a_colour_and_a_map_each(tmp_path):
     clients = tuple(client_record(client=f"c{i}", device_type="pi", window=(1, 2)) for i in range(8))
     run = write_run(tmp_path / "x", accuracies=[0.1], of_round=lambda _: {"clients": clients})
@@ -204,6 +213,17 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
     assert run.rounds[:1] == runs.load(run.path).rounds
     file.write_bytes(whole[:-1])
     assert run.rounds == runs.load(run.path).rounds
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"\xff" * 8, b'{"b": {"shape": "x"}}', b'{"b": 3}', b"[1]", b"{" * 2000, b'{"b": {"shape": [[]]}}'],
+)
+def test_a_damaged_model_tells_no_classes(head, tmp_path):
+    run = write_run(tmp_path / "x", accuracies=[0.1], num_classes=10)
+    assert 10 == run.num_classes
+    (run.path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    assert runs.load(run.path).num_classes is None
 
 
 def test_json_has_numbers(pair, capsys):

@@ -15,6 +15,9 @@ from fedel import config, testing
 from fedel.job import RunConfig
 from fedel.records import RoundRecord, RunResult
 from fedel.report import runs
+from fedel.report.about import about
+from fedel.report.figures import table
+from fedel.report.verdicts import verdicts
 from fedel.roles.planner import Handover
 from fedel.serialisation import from_json, to_json
 from fedel.simulation.job import SimulationConfig
@@ -68,7 +71,7 @@ def _run_folder(name: str) -> Callable[[Path], Read]:
         def read(data: bytes) -> object:
             (folder / name).write_bytes(data)
             run = runs.load(folder)
-            return run.strategy, run.accuracies(), run.clients(), run.deviations(), run.mean_latency()
+            return about([run]), verdicts([run]), table([run]), run.clients(), run.seconds_by_phase(3)
 
         return read
 
