@@ -30,7 +30,7 @@ from fedel.data.dataset import Dataset, Split
 from fedel.data.transforms import Images
 from fedel.models.blocks import BlockModel
 from fedel.models.registry import build
-from fedel.roles.edge import KeptMemories, run_task
+from fedel.roles.edge import KeptMemories, recall, run_task
 from fedel.strategies import FedAvg, FedEL
 from fedel.training.profiler import profile
 from fedel.training.trainer import TorchTrainer
@@ -99,7 +99,8 @@ def client(args: argparse.Namespace) -> dict[str, Any]:
     memories, start, windows = KeptMemories(), model.tensors(), []
     for number in range(args.rounds):
         task = Task(number, "a", NO_LIMIT_SECONDS, work, seed=number, memory_bytes=budget)
-        report = run_task(strategy, task, number - 1, Memory(), start, trainer, memories).report
+        memory = recall(number - 1, Memory(), memories)
+        report = run_task(strategy, task, memory, start, trainer, memories).report
         windows.append(
             (report.window.end, report.window.front, len(report.selected)) if report.window else None
         )
