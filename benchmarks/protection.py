@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedel.experiments.stats import estimate
 from fedel.records import RunResult
 from fedel.simulation.job import SimulationConfig
 from fedel.simulation.start import play_all, session
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="*", default=list(OPTIONS))
     arguments = parser.parse_args()
-    _say("option", "accuracy by seed", "with a liar, by seed", "epsilon", "MB up", "CPU seconds")
+    _say("option", "accuracy (by seed)", "with a liar (by seed)", "epsilon", "MB up", "CPU seconds")
     _say(*["---"] * 6)
     for name in arguments.only:
         begin = time.process_time()
@@ -104,7 +105,11 @@ def _play(name: str, num_rounds: int, seed: int, with_liar: bool) -> RunResult:
 
 
 def _accuracy(results: list[RunResult]) -> str:
-    return ", ".join(f"{100 * (result.accuracy or 0.0):.1f} %" for result in results)
+    """Mean and interval over the seeds, then each of them."""
+    found = [100 * (result.accuracy or 0.0) for result in results]
+    by_seed = ", ".join(f"{accuracy:.1f}" for accuracy in found)
+    over = estimate(found)
+    return f"{by_seed} %" if over.half is None else f"{over.mean:.1f} ± {over.half:.1f} % ({by_seed})"
 
 
 def _say(*cells: str) -> None:
