@@ -118,7 +118,8 @@ def _spoken(command: Sequence[str], cases: int, names: Sequence[str]) -> Iterato
     patience = SILENT_SECONDS + cases * 1.0
     # A process that dies leaves its files: they go with this folder.
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory_disk()) as folder:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        # No data sets: an agent that is offered a run on one that it has begins with minutes of profiling.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": folder, "FEDEL_DATA": folder}
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=patience, env=environment, check=False
