@@ -147,12 +147,16 @@ class Simulation:
         if self._arrivals and (overdue or clock.in_time(self._arrivals[0].seconds, deadline)):
             arrival = heapq.heappop(self._arrivals)
             self._apply(self._arrive(arrival), arrival.seconds)
-            self._apply(ev.Settle(), arrival.seconds)
+            self._apply(ev.CloseNow() if self._all_lost() else ev.Settle(), arrival.seconds)
         elif overdue:
             self._apply(ev.CloseNow(), self._now)
         else:
             self._apply(ev.Tick(), max(self._now, deadline))
         return None
+
+    def _all_lost(self) -> bool:
+        """Whether every client has failed: virtual ones would do so again."""
+        return self._state.open is not None and self._state.open.lost.keys() == self._clients.keys()
 
     def _apply(self, event: ev.Event, now: float) -> None:
         """Apply an event and all that follows from it at once."""

@@ -155,7 +155,7 @@ def test_a_round_in_which_all_diverged_does_not_wait_for_its_deadline() -> None:
     diverge(world, FAST, SLOW)
     assert "held" == world.state.phase
     told = world.state.message
-    assert told.startswith(f"round 0: the training of client '{FAST}' and 1 more diverged: lower work.lr (")
+    assert told.startswith(f"round 1: the training of client '{FAST}' and 1 more diverged: lower work.lr (")
     assert "3 times (rounds.max_repeats); `fedel runs resume` tries again" in told
     assert [] == kinds(world.apply(ev.Settle())), "it is held once"
 

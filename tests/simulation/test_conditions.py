@@ -51,10 +51,10 @@ def test_a_round_with_a_drop_out_lasts_until_its_deadline():
     assert waited
     assert smooth
     for record in waited:
-        assert pytest.approx(8 * 1.54) == record.latency_seconds == record.deadline_seconds
+        assert pytest.approx(8 * 1.516) == record.latency_seconds == record.deadline_seconds
         assert 4 - len(record.dropped) == record.num_updates
     for record in smooth:
-        assert pytest.approx(6.16) == record.latency_seconds
+        assert pytest.approx(6.064) == record.latency_seconds
 
 
 def test_a_dropped_client_goes_on_from_the_round_that_last_counted():

