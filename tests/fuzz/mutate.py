@@ -71,6 +71,8 @@ STRINGS = (
     *("[/red]", "<script>", "'; --", "__class__", "float32", "fedel", "client-0", "one.weight"),
 )
 MANY = 3_000
+MOST_BYTES = 8_000_000
+"""What one mutation may add: a case has to fit the limit on memory, or it says nothing about the reader."""
 _LIMITS = {
     Field.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     Field.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
@@ -259,6 +261,14 @@ def mutate_message(rng: Random, message: Message) -> None:
         setattr(message, name, odd_scalar(rng, field, getattr(message, name)))
 
 
+def _times(value: Any) -> int:
+    """How often a value may be repeated."""
+    size = (
+        len(value) if isinstance(value, str | bytes) else value.ByteSize() if isinstance(value, Message) else 8
+    )
+    return max(1, min(MANY, MOST_BYTES // max(1, size)))
+
+
 def _is_map(field: Field) -> bool:
     return bool(field.message_type and field.message_type.GetOptions().map_entry)
 
@@ -287,7 +297,7 @@ def _mutate_repeated(rng: Random, field: Field, values: Any) -> None:
         del values[:]
         values.extend(items)
     elif at >= 0 and draw < 42:
-        values.extend([copy.deepcopy(values[at])] * MANY)
+        values.extend([copy.deepcopy(values[at])] * _times(values[at]))
     elif is_message:
         mutate_message(rng, values[at] if at >= 0 else values.add())
     elif at >= 0:
