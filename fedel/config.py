@@ -22,6 +22,8 @@ else:  # pragma: no cover
 T = TypeVar("T")
 MAX_BITS = 64
 """Of an integer: TOML promises no more."""
+MAX_BYTES = 4_000_000
+"""Of a file: reading one of 27 MB takes seconds and hundreds of megabytes."""
 MAX_LISTED = 20
 """Words that a hint lists; a model has hundreds of tensors."""
 
@@ -44,6 +46,11 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The tables of a TOML file after ``section.key=value`` overrides (values as in TOML)."""
     path = Path(path)
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ConfigError(
+                f"{path}: {size / 1e6:.0f} MB are too much for a configuration; at most {MAX_BYTES / 1e6:.0f} MB"
+                " are read: is it the right file?"
+            )
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file; see configs/ for examples") from None

@@ -48,6 +48,13 @@ def test_overrides_win_over_the_file(tmp_path):
     assert {"work": {"lr": 0.01, "optimiser": "adamw"}, "model": {"width": 0.25}} == table
 
 
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.toml"
+    path.write_bytes(b"# " + b"x" * 5_000_000)
+    with pytest.raises(ConfigError, match=r"large\.toml: 5 MB are too much for a configuration; at most 4 MB"):
+        config.read(path)
+
+
 def test_a_missing_or_damaged_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.toml: no such"):
         config.read(tmp_path / "none.toml")

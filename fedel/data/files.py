@@ -21,8 +21,8 @@ from fedel.types import Array
 
 _ARCHIVE_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    # zipfile raises these for what it does not know: a method, a version, a password.
-    *(NotImplementedError, RuntimeError),
+    # zipfile raises these for what it does not know: a method, a version, a password; for a name without end.
+    *(NotImplementedError, RuntimeError, IndexError),
 )
 
 

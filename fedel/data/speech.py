@@ -6,6 +6,7 @@ The official validation clips are not in the training set; the test set is the o
 from __future__ import annotations
 
 import hashlib
+import tokenize
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -204,7 +205,7 @@ def read_npz(path: Path, keys: Sequence[str]) -> dict[str, Array]:
             if missing:
                 raise DataError(f"{path}: has no array {missing[0]!r}, only {', '.join(archive.files)}")
             return {k: archive[k] for k in keys}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as problem:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, tokenize.TokenError) as problem:
         raise DataError(f"{path}: not a readable .npz ({problem}); get it again") from problem
 
 

@@ -103,8 +103,8 @@ _COLUMNS = (
         "time of a client that counts, compared with its budget, as a mean",
         lambda f: percent(f.mean_deviation, signed=True),
     ),
-    Column("MB up", "of all clients and rounds", lambda f: number(f.bytes_up / 1e6, 1)),
-    Column("MB down", "", lambda f: number(f.bytes_down / 1e6, 1)),
+    Column("MB up", "of all clients and rounds", lambda f: number(_megabytes(f.bytes_up), 1)),
+    Column("MB down", "", lambda f: number(_megabytes(f.bytes_down), 1)),
     Column(
         "lost",
         "updates that did not count, of all tasks",
@@ -118,6 +118,11 @@ _COLUMNS = (
         optional=True,
     ),
 )
+
+
+def _megabytes(num_bytes: int) -> float | None:
+    """None of a number that cannot be true: a damaged file may have one of hundreds of digits."""
+    return num_bytes / 1e6 if abs(num_bytes) < 10**300 else None
 
 
 @dataclass(frozen=True)

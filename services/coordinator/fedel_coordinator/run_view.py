@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fedel.job import RunConfig
 from fedel.records import ClientRecord, RoundRecord
 from fedel.roles.run_state import ENDED, HELD, OPEN, PAUSED, SEALED, STOPPING, OpenRound
 from fedel.types import ModelSpec
@@ -231,7 +232,7 @@ class EndedRun:
         return persistence.spec_from_json(self.row.spec_json)
 
     def view(self) -> RunView:
-        row, config = self.row, from_config(self.row)
+        row, config = self.row, _complete(from_config(self.row))
         return RunView(
             run=row.name,
             config=config,
@@ -259,6 +260,23 @@ class EndedRun:
             raise RunEnded(f"run '{self.name}' cannot go on: {self.row.message}")
         if not action.startswith("stop"):
             raise RunEnded(f"run '{self.name}' is {self.row.phase}: create a new run to continue training")
+
+
+def _complete(config: dict[str, Any]) -> dict[str, Any]:
+    """A job that can be shown: sections that a damaged one lacks are as in a job without settings."""
+    known = RunConfig(strategy={"name": "unknown"}).table()
+    complete = dict(config)
+    for section in ("strategy", "rounds"):
+        kept = config.get(section)
+        kept = kept if isinstance(kept, dict) else {}
+        complete[section] = {
+            **kept,
+            **{
+                key: kept[key] if isinstance(kept.get(key), type(value)) else value
+                for key, value in known[section].items()
+            },
+        }
+    return complete
 
 
 def _first(*texts: str) -> str:

@@ -173,7 +173,7 @@ class SqlStore:
                 found = connection.execute(query).mappings()
                 # The driver's names of columns are a kind of text of their own.
                 return [msgspec.convert({str(name): row[name] for name in row}, cls) for row in found]
-        except (msgspec.ValidationError, ValueError, TypeError, LookupError) as error:
+        except (msgspec.ValidationError, ValueError, TypeError, LookupError, OverflowError) as error:
             raise _damaged(self._engine, error) from None
 
     def _sorted(self, cls: type[Row], query: sa.Select[Any]) -> list[Row]:
@@ -196,6 +196,8 @@ class SqlStore:
             raise StoreUnavailable(
                 f"database {engine.url}: {cause}; check that it is there and may be written to"
             ) from error
+        except UnicodeDecodeError as error:  # of SQLite's own message about a damaged file
+            raise _damaged(engine, error) from None
         except exc.DatabaseError as error:
             if engine.dialect.name != "sqlite" or not any(sign in str(error.orig) for sign in DAMAGED):
                 raise
