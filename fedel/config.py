@@ -48,8 +48,8 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             raise ConfigError(
-                f"{path}: {size / 1e6:.0f} MB are too much for a configuration; at most {MAX_BYTES / 1e6:.0f} MB"
-                " are read: is it the right file?"
+                f"{path}: {size / 1e6:.0f} MB are too much for a configuration; at most {MAX_BYTES / 1e6:.0f}"
+                " MB are read: is it the right file?"
             )
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
