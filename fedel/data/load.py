@@ -24,16 +24,22 @@ GROUP = "fedel.data"
 """Entry points of installed packages that bring data sets."""
 
 
-def load_data(name: str, root: str | Path | None = None, *, num_train: int = 0, **options: Any) -> Dataset:
+def load_data(
+    name: str, root: str | Path | None = None, *, num_train: int = 0, num_test: int = 0, **options: Any
+) -> Dataset:
     """A data set by name (``fedel data list`` shows them), or what ``package.module:function`` returns.
 
-    ``root`` is the directory of data sets (see ``data_root``). ``num_train`` is the number of training samples
-    to keep, spread evenly over all of them; 0 keeps all. ``options`` go to the loader or the function.
+    ``root`` is the directory of data sets (see ``data_root``). ``num_train`` and ``num_test`` are the
+    numbers of samples to keep, spread evenly over all of them; 0 keeps all. ``options`` go to the loader or
+    the function.
     """
     data = _load(name, root, options)
-    if not 0 <= num_train <= len(data.train):
-        raise DataError(f"{name}: num_train = {num_train}, but there are {len(data.train)} training samples")
-    return replace(data, train=data.train.some(num_train)) if num_train else data
+    for option, number, split in (("num_train", num_train, data.train), ("num_test", num_test, data.test)):
+        if not 0 <= number <= len(split):
+            kind = option.removeprefix("num_")
+            raise DataError(f"{name}: {option} = {number}, but there are {len(split)} {kind} samples")
+    train = data.train.some(num_train) if num_train else data.train
+    return replace(data, train=train, test=data.test.some(num_test) if num_test else data.test)
 
 
 def _load(name: str, root: str | Path | None, options: Mapping[str, Any]) -> Dataset:
@@ -53,7 +59,7 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
     takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     wrong = [key for key in options if key not in accepted]
     if wrong and not takes_any:
-        valid = [*(p for p in accepted if p not in ("folder", "path", "name")), "num_train"]
+        valid = [*(p for p in accepted if p not in ("folder", "path", "name")), "num_train", "num_test"]
         raise DataError(f"{name}: unknown option {wrong[0]!r}; {nearest(wrong[0], valid)}")
 
 

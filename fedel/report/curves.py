@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ SMOOTH = 4
 """A point of a smoothed curve is the mean of this many tests: the test and those just before it."""
 HOLD = 3
 """A target is reached at the first of this many points in a row that are as good as it."""
+LATE, NUM_LATE = 0.25, 100
+"""The last part of a time, as a share of it, and the steps in which it is looked at."""
 AT_CHANCE = 1.25
 """A model that is not better than this many times 1 / classes has not learned."""
 
@@ -29,13 +32,26 @@ def smoothed(tests: Curve, smooth: int = SMOOTH) -> list[tuple[float, float]]:
     ]
 
 
-def at(curve: Curve, seconds: float) -> float | None:
-    """The value at a point in time; ``None`` before the first test.
+def late_mean(tests: Curve, seconds: float) -> float | None:
+    """The mean over the last quarter of a time, straight lines between tests; ``None`` before the first test.
 
-    >>> at([(1.0, 0.25), (2.0, 0.5)], 1.9), at([(1.0, 0.25)], 0.5)
-    (0.25, None)
+    Runs with long rounds have few tests: a mean of the last four would reach back to where they began.
+
+    >>> late_mean([(0.0, 0.0), (4.0, 0.4)], 4.0), late_mean([(1.0, 0.25)], 0.5)
+    (0.35, None)
     """
-    return next((value for s, value in reversed(curve) if s <= seconds * (1 + 1e-9)), None)
+    times = [seconds * (1 - LATE * i / NUM_LATE) for i in range(NUM_LATE + 1)]
+    values = [value for value in (_between(tests, time) for time in times) if value is not None]
+    return round(statistics.fmean(values), 12) if values else None
+
+
+def _between(tests: Curve, seconds: float) -> float | None:
+    if not tests or seconds < tests[0][0]:
+        return None
+    for (s0, v0), (s1, v1) in itertools.pairwise(tests):
+        if s0 <= seconds < s1:
+            return v0 + (v1 - v0) * (seconds - s0) / (s1 - s0)
+    return tests[-1][1]
 
 
 def seconds_to(curve: Curve, target: float, hold: int = HOLD) -> float | None:

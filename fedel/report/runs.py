@@ -113,7 +113,11 @@ class StoredRun:
 
     def curve(self) -> list[tuple[float, float]]:
         """Seconds and accuracy of every test, smoothed."""
-        return curves.smoothed([(seconds, accuracy) for _, seconds, accuracy in self.accuracies()])
+        return curves.smoothed(self.tests())
+
+    def tests(self) -> list[tuple[float, float]]:
+        """Seconds and accuracy of every test."""
+        return [(seconds, accuracy) for _, seconds, accuracy in self.accuracies()]
 
     @property
     def is_at_chance(self) -> bool:

@@ -33,7 +33,7 @@ def _headline(named: Sequence[Named]) -> str:
     runs = [run for _, run in named]
     if len(runs) > 1 and same_clock(runs) and all(run.rounds for run in runs):
         seconds = min(run.seconds()[-1] for run in runs)
-        each = ", ".join(f"{label} {_tested(curves.at(run.curve(), seconds))}" for label, run in named)
+        each = ", ".join(f"{label} {_tested(curves.late_mean(run.tests(), seconds))}" for label, run in named)
         return f"After the same time ({_time(seconds, runs[0])}): {each}."
     return " ".join(_alone(label, run) for label, run in named)
 

@@ -21,7 +21,7 @@ def compare(tmp_path, as_json, width=80):
 
 def test_the_headline_is_first_and_the_table_fits_into_80_columns(tmp_path):
     lines = compare(tmp_path, as_json=False).splitlines()
-    assert "After the same time (4 s): FedEL 45.0 %, FedAvg 50.0 %." == lines[1]
+    assert "After the same time (4 s): FedEL 60.0 %, FedAvg 50.0 %." == lines[1]
     table = [line for line in lines if line.startswith(("method", "FedEL", "FedAvg"))]
     assert all(len(line) <= 80 for line in table)
     assert ["FedEL", "4", "45.0", "%", "60.0", "%", "60.0", "%"] == table[-2].split()[:8]

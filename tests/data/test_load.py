@@ -96,6 +96,10 @@ def test_fewer_training_samples_are_spread_over_all_and_the_test_set_stays() -> 
     assert (len(some.train), len(some.test)) == (100, len(whole.test))
     assert set(some.train.y) == set(whole.train.y)
     assert (some.train.x[-1] == whole.train.x[-1]).all()
+    few = load_data("digits", num_test=50)
+    assert (len(whole.train), 50) == (len(few.train), len(few.test))
+    with pytest.raises(DataError, match="num_test = 99999"):
+        load_data("digits", num_test=99999)
     with pytest.raises(DataError, match="num_train = 99999"):
         load_data("digits", num_train=99999)
 

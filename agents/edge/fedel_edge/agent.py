@@ -30,6 +30,7 @@ from fedel_edge import device
 from fedel_edge.agent_state import AgentState, Assignment, Effect
 from fedel_edge.certificates import keep_renewed, with_certificate_name
 from fedel_edge.config import AgentConfig
+from fedel_edge.drift import is_idle
 from fedel_edge.joined_runs import JoinedRun, Shard, prepare
 from fedel_edge.pace import Clocks
 from fedel_edge.session import Session
@@ -37,8 +38,9 @@ from fedel_edge.tasks import TaskRun, TaskRunner
 from fedel_edge.worker import Worker
 
 _log = logging.getLogger(__name__)
-IDLE_SECONDS = 2.0
-"""Without a task for this long, a device has time to measure its profile again."""
+IDLE_SECONDS, IDLE_ROUNDS = 2.0, 2
+"""Without a task for this long, and for as long as this many rounds take, a device has time to measure its
+profile again."""
 STUCK_SECONDS = 60.0
 """How long a training that was given up may go on before the agent ends itself."""
 
@@ -304,13 +306,14 @@ class Agent:
         self._metrics.observe(seconds, task.budget_seconds * max(1, steps))
         _log.info("%s", _line(done), extra=self._about(task.run, task.round_num))
         if task.by_clock and task_run.run.drift.lasts(speed_from_pb(task.speed)):
-            self._spawn(self._profile_again(task_run.run))
+            round_seconds = task.budget_seconds * max(1, steps)
+            self._spawn(self._profile_again(task_run.run, round_seconds))
         return SessionRequest(done=done)
 
-    async def _profile_again(self, run: JoinedRun) -> None:
+    async def _profile_again(self, run: JoinedRun, round_seconds: float) -> None:
         """Measure once there is nothing else to do; the coordinator learns the new profile by another join."""
-        await asyncio.sleep(IDLE_SECONDS)
-        if self._task_runs:
+        seconds = max(IDLE_SECONDS, IDLE_ROUNDS * round_seconds)
+        if not await is_idle(seconds, lambda: bool(self._task_runs), self.counts.total):
             return  # the next task in which the device is off asks again
         async with self._turn:
             before = run.trainer.profile

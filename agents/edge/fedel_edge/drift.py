@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from fedel.core.timing import full_step
 from fedel.types import Speed, TimingProfile
 
@@ -42,3 +45,11 @@ class Drift:
         changed = not old / NOTICEABLE <= new <= old * NOTICEABLE
         self._patience = PATIENCE if changed else 2 * self._patience
         return changed
+
+
+async def is_idle(seconds: float, is_busy: Callable[[], bool], num_done: Callable[[], int]) -> bool:
+    """Whether nothing was done for so long, nor is now. A moment between two tasks is no idle time: to measure
+    then would keep the next round waiting."""
+    before = num_done()
+    await asyncio.sleep(seconds)
+    return not is_busy() and num_done() == before
