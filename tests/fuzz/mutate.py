@@ -164,7 +164,7 @@ def _change_node(rng: Random, value: Any) -> Any:
             case 2:
                 rng.shuffle(value)
             case 3 if rng.random() < 0.1:
-                value.extend([value[at]] * MANY)
+                value.extend([value[at]] * _times(json.dumps(value[at], default=str)))
             case _:
                 value[at] = _change_node(rng, value[at])
         return value
