@@ -121,6 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--up-mbit", type=float, default=20.0)
     parser.add_argument("--down-mbit", type=float, default=50.0)
     parser.add_argument("--delay-ms", type=float, default=10.0, help="one way")
+    parser.add_argument(
+        "--congestion",
+        choices=("reno", "cubic", "bbr"),
+        default="reno",
+        help="TCP congestion control of all ends; bbr holds back for 0.2 s every 10 s (default: reno)",
+    )
     parser.add_argument("--json", type=Path, help="also write the records to this file")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -129,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.getuid() != 0:
             parser.error("network namespaces need root: sudo python benchmarks/round_budget.py")
         names = [HUB, *(f"fedel-client-{index}" for index in range(len(SLOWDOWNS)))]
-        with namespaces(names, ""):
+        with namespaces(names, options.congestion):
             inside = ("ip", "netns", "exec", HUB, sys.executable, __file__, "--inside", *words)
             return subprocess.run(inside, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
     with tempfile.TemporaryDirectory() as temporary:

@@ -33,7 +33,7 @@ def believed(
     ``speeds`` is what was learned of each client (``learned``), where a run keeps its pace by the clock. Bounds
     come from clients of the same type and from the seconds that the client measured.
     """
-    known = speeds or {}
+    known = _with_links(speeds or {})
     slow = {member.client: known.get(member.client, AS_PROFILED).slowness for member in members}
     seconds = {m.client: full_step(m.profile).total("train") * slow[m.client] for m in members}
     alike: dict[str, list[float]] = {}
@@ -49,6 +49,20 @@ def believed(
             slowness = max(slowness, measured_slowness(reports.get(client)))
         views.append(_slowed(member, slowness, known.get(client, AS_PROFILED)))
     return views
+
+
+def _with_links(speeds: Mapping[str, Speed]) -> dict[str, Speed]:
+    """A client that has sent too little to measure its link by is taken to have the median of the others'.
+
+    Otherwise its first large window would be planned as if bytes took no time.
+    """
+    down = [speed.down_rate for speed in speeds.values() if speed.down_rate]
+    up = [speed.up_rate for speed in speeds.values() if speed.up_rate]
+    usual_down, usual_up = (statistics.median(rates) if rates else 0.0 for rates in (down, up))
+    return {
+        client: replace(speed, down_rate=speed.down_rate or usual_down, up_rate=speed.up_rate or usual_up)
+        for client, speed in speeds.items()
+    }
 
 
 def learned(before: Speed, result: TaskResult) -> Speed:

@@ -8,7 +8,7 @@ from fedel.core.timing import budget, full_step, full_steps
 from fedel.roles.run_state import Member
 from fedel.roles.speed import believed
 from fedel.testing import profile
-from fedel.types import Report, StepCost
+from fedel.types import AS_PROFILED, Report, Speed, StepCost
 
 HONEST = [Member(f"c{i}", 10, profile(1 + i), "orin") for i in range(4)]
 LIAR = Member("a", 10, profile(1e-3), "orin")
@@ -44,3 +44,17 @@ def test_measured_seconds_correct_a_profile_that_is_far_too_fast() -> None:
     assert plain[1:] == corrected[1:]
     busy = replace(slow, train_seconds=2.0)
     assert plain == seconds_of(HONEST, {"c0": busy}), "a busy device is not a wrong profile"
+
+
+def test_an_unknown_link_is_taken_to_be_as_those_of_others() -> None:
+    speeds = {
+        "a": Speed(down_rate=6e6, up_rate=2e6),
+        "b": Speed(down_rate=4e6, up_rate=1e6),
+        "c": Speed(down_rate=8e6, up_rate=4e6),
+        "d": Speed(slowness=2.0, up_rate=3e6),
+    }
+    members = [replace(HONEST[0], client=name) for name in (*speeds, "new")]
+    found = {m.client: view.speed for m, view in zip(members, believed(members, {}, speeds), strict=True)}
+    assert (found["d"].down_rate, found["d"].up_rate, found["d"].slowness) == (6e6, 3e6, 2.0)
+    assert found["a"] == speeds["a"]
+    assert found["new"] == AS_PROFILED  # nothing was ever measured: it makes its first round as profiled
