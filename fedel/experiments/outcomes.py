@@ -18,8 +18,10 @@ from fedel.experiments.stats import FAILS, HOLDS, UNDECIDED, UNKNOWN, Estimate, 
 from fedel.records import RoundRecord
 from fedel.report import runs as reports
 
-SMOOTH = 4
-"""Curves are means of this many tests in a row: slow devices slide together, and single tests jump."""
+SMOOTH = 0.1
+"""A point of a curve is the mean of the tests in this last share of the time so far: slow devices slide
+together, and single tests jump. It is no number of tests: methods with long rounds have few, and a mean over
+many of their rounds would hold them back."""
 HOLD = 3
 """A target is reached at the first of this many tests in a row at which the smoothed curve holds it."""
 LAST = 0.25
@@ -59,15 +61,16 @@ class Outcome:
         return self.curve_on("")
 
     def curve_on(self, scope: str) -> list[tuple[float, float]]:
-        """Virtual seconds and metric of every test; each is the mean of the test and those just before it.
+        """Virtual seconds and metric of every test; each is the mean over the tenth of the time just before it.
 
         ``scope`` is the clock; empty takes the run's own.
         """
         spent = itertools.accumulate(_seconds(record, scope) for record in self.report.rounds)
         tested = [s for s, record in zip(spent, self.report.rounds, strict=True) if record.tested]
+        points = list(zip(tested, self.tests, strict=True))
         return [
-            (seconds, statistics.fmean(self.tests[max(0, i + 1 - SMOOTH) : i + 1]))
-            for i, seconds in enumerate(tested)
+            (now, statistics.fmean(value for s, value in points if (1 - SMOOTH) * now < s <= now))
+            for now in tested
         ]
 
     def _metric(self, accuracy: float, loss: float | None) -> float:
@@ -237,9 +240,23 @@ class Outcomes:
                 if here is None or there is None:
                     continue
                 a, b = here, there
-            gain = ours.sign * (a - b)
-            gains.append(100 * gain / b if ours.lower_is_better else gain)
+            gains.append(_gain(ours, a, b))
         return mean(gains)
+
+    def lead_over_plateau(self, task: str, label: str, other: str, scope: str, share: float) -> Estimate | None:
+        """How much better one method is, after a share of another one's time, than that one at its end."""
+        gains = []
+        for ours, theirs in self.pairs(task, label, other):
+            here = ours.at(share * theirs.seconds(scope), scope)
+            if here is not None:
+                gains.append(_gain(ours, here, theirs.final))
+        return mean(gains)
+
+
+def _gain(outcome: Outcome, ours: float, theirs: float) -> float:
+    """Points of accuracy; percent of perplexity."""
+    gain = outcome.sign * (ours - theirs)
+    return 100 * gain / theirs if outcome.lower_is_better else gain
 
 
 def mean(values: Iterable[float]) -> Estimate | None:

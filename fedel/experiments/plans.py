@@ -75,7 +75,8 @@ class Experiment:
     tasks: tuple[str, ...] = ()
     """Used if the scale does not name any; empty means all."""
     leaves_out: bool = False
-    """Also the preset without each of its parts."""
+    """Also the preset without each of its parts and with what was tried besides, and other methods with those
+    parts that they can have."""
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -166,7 +167,7 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
             continue
         task = scale.tasks[name]
         for seed in range(1, (seeds or setting.seeds or task.seeds) + 1):
-            for variant in (*planned.variants, *(_all_but_one(scale) if planned.leaves_out else ())):
+            for variant in (*planned.variants, *(_around_the_preset(scale) if planned.leaves_out else ())):
                 job = _job(overlaid(task.job, setting.job), variant, scale)
                 job = _longer(job, setting.longer if variant.has_short_rounds else 1)
                 table = _effective(job, seed, f"{scale.name}: {name}")
@@ -174,8 +175,18 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
     return sorted(runs, key=lambda run: run.seed)
 
 
-def _all_but_one(scale: Scale) -> list[Variant]:
-    return [Variant(f"without {part}", {"name": "fedel"}, preset=True, without=part) for part in scale.preset]
+def _around_the_preset(scale: Scale) -> list[Variant]:
+    fedel = {"name": "fedel"}
+    for_all = {part: change for part, change in scale.preset.items() if set(change) == {"server"}}
+    return [
+        *(
+            Variant(f"{name} with {part}", {"name": name}, change)
+            for part, change in for_all.items()
+            for name in ("fedavg", "fedavg-cut")
+        ),
+        *(Variant(f"without {part}", fedel, preset=True, without=part) for part in scale.preset),
+        *(Variant(f"with {name}", fedel, change, preset=True) for name, change in scale.tried.items()),
+    ]
 
 
 def _job(job: Mapping[str, Any], variant: Variant, scale: Scale) -> Mapping[str, Any]:

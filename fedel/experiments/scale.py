@@ -70,6 +70,8 @@ class Scale:
     preset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The FedEL that is recommended, part by part: each is a change to the job, its strategy included. The
     experiments ``headline`` and ``ablation`` use it."""
+    tried: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Changes to the preset that were tried and not taken; the experiment ``ablation`` shows what each does."""
     experiments: Mapping[str, Setting] = field(default_factory=dict)
     power: Mapping[str, Power] = field(default_factory=dict)
     """Per device type."""

@@ -96,9 +96,10 @@ PRESET = {
 
 
 def test_the_preset_is_all_its_parts_and_the_ablation_leaves_each_out():
-    size = fake_runs.scale(preset=PRESET, methods={"fedel": {"weighting": "samples"}})
+    tried = {"damping": {"strategy": {"damping": 0.5}}}
+    size = fake_runs.scale(preset=PRESET, tried=tried, methods={"fedel": {"weighting": "samples"}})
     runs = {run.label: run.table for run in plan("ablation", size)}
-    assert ["fedavg", "fedel", BEST, "without spread", "without exits"] == list(runs)
+    assert ["fedavg", "fedel", BEST, "without spread", "without exits", "with damping"] == list(runs)
 
     def parts(label):
         table = runs[label]
@@ -108,9 +109,19 @@ def test_the_preset_is_all_its_parts_and_the_ablation_leaves_each_out():
     assert ("spread", 0.4, {"width": 0.5}) == parts(BEST)
     assert ("first", 0.4, {"width": 0.5}) == parts("without spread")
     assert ("spread", 0.6, {}) == parts("without exits")
+    assert parts(BEST) == parts("with damping")
+    assert (0.0, 0.5) == tuple(runs[label]["strategy"]["damping"] for label in (BEST, "with damping"))
     assert "samples" == runs[BEST]["strategy"]["weighting"]
     (again,) = [run.name for run in plan("headline", size) if run.label == BEST and run.seed == 1]
     assert again == names("ablation", size)[BEST]
+
+
+def test_what_the_server_does_for_the_preset_is_tried_for_others_too():
+    size = fake_runs.scale(preset={**PRESET, "average": {"server": {"average": 0.5}}})
+    runs = {run.label: run.table for run in plan("ablation", size)}
+    averaged = [label for label, table in runs.items() if table["server"]["average"] == 0.5]
+    others = ["fedavg with average", "fedavg-cut with average"]
+    assert [BEST, *others, "without spread", "without exits"] == averaged
 
 
 def test_fedel_and_elastictrainer_are_given_the_same_options():

@@ -17,6 +17,8 @@ Paper = Mapping[str, Any]
 SHARES = (0.9, 0.95, 1.0)
 """Of FedAvg's plateau."""
 TARGET = 0.95
+AHEAD = 3.0
+"""Points of accuracy, or percent of perplexity."""
 NAMES = {
     BEST: "FedEL, preset",
     "fedel": "FedEL as in the paper",
@@ -32,10 +34,10 @@ def analyse(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa
         "All devices take part in every round. FedEL and the controls have rounds of about T_th, so they get "
         "more rounds than FedAvg, all of them the same number, and still less time; the learning rate ends at "
         "the same value. On the clock of the whole step, FedEL's T_th counts the whole step too; FedAvg and "
-        f"the controls train the same either way. Curves are means of {SMOOTH} tests; a target counts from the "
-        f"first of {HOLD} tests in a row that hold it. Plateau: the mean of the last quarter of the tests. "
-        "± is half of a 95 % confidence interval over seeds; bands in pictures go from the lowest to the "
-        "highest seed."
+        "the controls train the same either way. A point of a curve is the mean of the tests in the last "
+        f"{100 * SMOOTH:g} % of the time so far; a target counts from the first of {HOLD} tests in a row that "
+        "hold it. Plateau: the mean of the last quarter of the tests. ± is half of a 95 % confidence interval "
+        "over seeds; bands in pictures go from the lowest to the highest seed."
     )
     for task in outcomes.tasks:
         lines = {scope: _lines(outcomes, task, scope) for scope in CLOCKS}
@@ -107,6 +109,14 @@ def _verdicts(outcomes: Outcomes, task: str, scope: str) -> list[Verdict]:
         lead = outcomes.lead(task, best, control, scope, end_of=fedel)
         claim = f"{title}: the preset is better than {control} at equal time ({clock})"
         found.append(Verdict(claim, at_least(lead, 0.0), f"by {shown(lead, 2)}"))
+    lead = outcomes.lead(task, best, "fedavg", scope, end_of=best)
+    claim = f"{title}: the preset is at least {AHEAD:g} better than FedAvg at equal time ({clock})"
+    found.append(Verdict(claim, at_least(lead, AHEAD), f"by {shown(lead, 2)}"))
+    lead = outcomes.lead_over_plateau(task, best, "fedavg", scope, share=0.5)
+    claim = (
+        f"{title}: in half of FedAvg's time the preset is within {POINTS_BELOW:g} of FedAvg's plateau ({clock})"
+    )
+    found.append(Verdict(claim, at_least(lead, -POINTS_BELOW), f"better by {shown(lead, 2)}"))
     lead = outcomes.lead(task, best, "fedavg")
     claim = f"{title}: the preset's plateau is at most {POINTS_BELOW:g} below FedAvg's ({clock})"
     found.append(Verdict(claim, at_least(lead, -POINTS_BELOW), f"better by {shown(lead, 2)}"))
@@ -114,21 +124,26 @@ def _verdicts(outcomes: Outcomes, task: str, scope: str) -> list[Verdict]:
 
 
 def ablation(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noqa: ARG001
-    parts = "; ".join(f"{part}: {_written(change)}" for part, change in outcomes.scale.preset.items())
-    section.notes.append(
-        f"The preset is the paper's FedEL with these parts: {parts or 'none yet'}. 'Brings' is how much better "
-        "the preset is than the variant in that row, paired by seed: at its plateau, and when its run ends. "
-        "Positive is good."
+    parts, tried = (
+        "; ".join(f"{name}: {_written(change)}" for name, change in changes.items())
+        for changes in (outcomes.scale.preset, outcomes.scale.tried)
     )
+    section.notes.append(
+        f"The preset is the paper's FedEL with these parts: {parts or 'none yet'}. 'Lead' is how much better "
+        "the preset is than the variant in that row, paired by seed: at its plateau, and when its run ends. "
+        "Positive: the preset is better."
+    )
+    if tried:
+        section.notes.append(f"Tried on top of the preset, and not taken: {tried}.")
     for task in outcomes.tasks:
         labels = [label for label in outcomes.labels(task) if label != BEST]
         rows: list[Row] = [
             {
                 "variant": label,
                 "plateau": final(outcomes, task, label),
-                "brings": outcomes.lead(task, BEST, label) if label != BEST else None,
+                "lead": outcomes.lead(task, BEST, label) if label != BEST else None,
                 "at the preset's end": outcomes.at_end_of(task, label, BEST),
-                "brings then": outcomes.lead(task, BEST, label, end_of=BEST) if label != BEST else None,
+                "lead then": outcomes.lead(task, BEST, label, end_of=BEST) if label != BEST else None,
                 "s to 95 %": seconds_to(outcomes, task, label, TARGET, ""),
             }
             for label in (BEST, *labels)
@@ -139,14 +154,15 @@ def ablation(section: Section, outcomes: Outcomes, paper: Paper) -> None:  # noq
         title = outcomes.scale.tasks[task].title
         section.tables.append(Table(title, {"variant": 0, **dict.fromkeys(list(rows[0])[1:], 1)}, rows))
         gains = {
-            label.removeprefix("without "): {"brings": gain}
+            label: {"lead": gain}
             for label in labels
-            if label.startswith("without ") and (gain := outcomes.lead(task, BEST, label)) is not None
+            if label.startswith(("without ", "with "))
+            and (gain := outcomes.lead(task, BEST, label)) is not None
         }
         if gains:
             unit = "points" if outcomes.scale.tasks[task].metric == "accuracy" else "%"
-            drawn = pictures.bars(gains, f"{unit} that the part brings", 0.0)
-            caption = f"{title}: what each part of the preset brings."
+            drawn = pictures.bars(gains, f"lead of the preset, {unit}", 0.0)
+            caption = f"{title}: how much better the preset is than without a part, or with one more."
             section.pictures.append(Picture(f"ablation-{task}", caption, drawn))
         for part in outcomes.scale.preset:
             lead = outcomes.lead(task, BEST, f"without {part}")

@@ -27,8 +27,9 @@ NEARLY = 0.95
 def analyse(section: Section, outcomes: Outcomes, paper: Paper) -> None:
     section.notes += [
         "Time is virtual, on two clocks: only the backward pass, as in the paper's simulation, and the whole "
-        f"step. Minutes to 95 and 100 %: until a mean of {SMOOTH} tests in a row is that share of FedAvg's "
-        f"final metric with the same seed, and stays so for {HOLD} tests (mean over the runs that get there). "
+        f"step. Minutes to 95 and 100 %: until the mean of the tests in the last {100 * SMOOTH:g} % of the "
+        f"time so far is that share of FedAvg's final metric with the same seed, and stays so for {HOLD} tests "
+        "(mean over the runs that get there). "
         "Final: the mean of the tests in the last quarter of a run; ± is half of a 95 % confidence interval "
         "over seeds. Then: the metric at the moment when FedEL has done all its rounds. Best is for "
         "information; no claim uses it. 'Rounds shorter' compares the length of a round and says nothing about "
