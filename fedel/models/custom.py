@@ -24,7 +24,9 @@ _log = logging.getLogger(__name__)
 
 def load_model(path: str, sample_input: Tensor | None = None, **options: Any) -> BlockModel:
     """Call ``package.module:function`` and split what it returns into blocks."""
-    return as_model(plugins.load(path, "model", ModelError)(**options), path, sample_input)
+    function = plugins.load(path, "model", ModelError)
+    made = plugins.call(function, options, f"model '{path}'", "workload.model_options", ModelError)
+    return as_model(made, path, sample_input)
 
 
 def as_model(made: Any, name: str, sample_input: Tensor | None, exit_features: int | None = None) -> BlockModel:
