@@ -88,7 +88,10 @@ def cut(
         if not (at or num_blocks):
             plan.check_shares(cuts)
     except _NoCut as problem:
-        raise ModelError(f"{place}: {problem}; {_REMEDY}") from problem
+        raise ModelError(
+            f"{place}: {problem}; change that, or choose the cuts: fedel.models.split(model, at=[...]) or a"
+            " method blocks()"
+        ) from problem
     if num_blocks > len(cuts) + 1:
         raise ModelError(f"{place}: {num_blocks} are wanted, but there are places for {len(cuts) + 1}")
     if num_blocks:
@@ -159,7 +162,9 @@ class _Plan:
         live = self.live(place)
         if len(live) > 1:
             skip = max(live, key=lambda n: self.last_use[n])
-            return f"{_output(skip)} is read again by {self._reader(skip)}, past {_called(self.steps[place])}"
+            before = reversed(self.steps[: place + 1])
+            past = next((n for n in before if self._starts(n)), self.steps[place])
+            return f"{_output(skip)} is read again by {self._reader(skip)}, past {_called(past)}"
         if place in self.tied:
             return f"the weights of '{self.tied[place]}' are used before and after"
         (node,) = live

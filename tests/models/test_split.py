@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from fedel.training.profile_io import save_profile
 from tests.models import nets
 from tests.simulation import tiny
 
+PAGE = Path(__file__).parents[2] / "docs" / "own-model.md"
 BLOCKS = {
     "resnet": "conv1 layer1_0 layer1_1 layer2_0 layer2_1 layer3_0 layer3_1 layer4_0 layer4_1 fc",
     "mobilenet": "features_0_0 features_1 features_2_expand_0 features_2_depthwise_0 features_2_se"
@@ -108,8 +111,12 @@ def test_windows_slide_over_it(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_skip_over_the_whole_network_is_named(net: nn.Module, kind: str, message: str) -> None:
-    with pytest.raises(ModelError, match=f"nearly all of it would be one block, because {message}.* blocks"):
+    with pytest.raises(
+        ModelError, match=f"nearly all of it would be one block, because {message}.*;"
+    ) as refusal:
         as_block_model(net, nets.data(kind)[0][:2])
+    words = str(refusal.value).partition("blocks: ")[2].partition(";")[0]
+    assert words in PAGE.read_text(encoding="utf-8"), "the page quotes it"
 
 
 class Whatever(nn.Module):
@@ -151,7 +158,7 @@ def _skip(net: Whatever, x: Tensor) -> Tensor:
         (_branches, "its forward cannot be followed: an `if`, `while` or `assert` in it asks for values"),
         (_other_in_training, "its forward does other things in training than in testing"),
         (_all_shared, "the weights of 'one' are used before and after"),
-        (_skip, r"the input is read again by getitem\(\) in forward, past 'two'"),
+        (_skip, r"the input is read again by getitem\(\) in forward, past '"),
         (lambda net, x: {"logits": net.three(net.one(x))}, "gives a dict; return the logits tensor alone"),
         (lambda net, x: net.three(net.one(x[:, :3])), r"fails on a batch of your data, shape \(2, 4\)"),
     ],
@@ -261,3 +268,15 @@ def test_the_log_names_the_blocks(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         build("tests.models.nets:net", sample_input=nets.data("gru")[0][:2], num_classes=3, kind="gru")
     assert "has no method blocks() and was cut into 3 blocks: embed, gru, fc" in caplog.text
+
+
+def test_the_pages_recipe_for_hugging_face_works() -> None:
+    (code,) = re.findall(
+        r"```python\n(from torch import nn\nfrom transformers.*?)```", PAGE.read_text(), re.DOTALL
+    )
+    names: dict[str, Any] = {}
+    exec(code, names)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    net = names["Classifier"](3, names["BertConfig"](vocab_size=20, max_position_embeddings=12, **sizes))
+    model = as_block_model(net, nets.data("bert")[0][:2])
+    assert model.block_names == ("embeddings", "layers_0", "layers_1", "head")
