@@ -292,21 +292,22 @@ class _Plan:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps what every node gave, and how much work it was."""
+    """Runs a graph and keeps what every node gave, of tensors the shape only, and how much work it was."""
 
     def __init__(self, traced: Traced) -> None:
-        super().__init__(traced.root, garbage_collect_values=False, graph=traced.graph)
+        super().__init__(traced.root, graph=traced.graph)
         self.values: dict[fx.Node, Any] = {}
         self.work: dict[fx.Node, int] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         with FlopCounterMode(display=False) as counter:
-            self.values[n] = super().run_node(n)
+            given = super().run_node(n)
+        self.values[n] = given.to("meta") if isinstance(given, Tensor) else given
         self.work[n] = counter.get_total_flops()
         if n.op == "call_module":
             # Not every kernel is counted, such as those of recurrent layers; weights are used at least once.
             self.work[n] += sum(p.numel() for p in self.fetch_attr(str(n.target)).parameters())
-        return self.values[n]
+        return given
 
 
 def _free_of_values(nodes: Sequence[fx.Node]) -> set[fx.Node]:

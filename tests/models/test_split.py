@@ -7,6 +7,7 @@ import logging
 import pickle
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,21 @@ def test_a_part_that_cannot_be_followed_stays_whole() -> None:
     assert as_block_model(Net(), torch.randn(2, 4)).block_names == ("first", "second", "last")
 
 
+def test_other_threads_can_use_models_meanwhile() -> None:
+    neighbour = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    given: list[type] = []
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def forward(net: Whatever, x: Tensor) -> Tensor:
+            given.append(type(pool.submit(neighbour, torch.ones(2, 4)).result()))
+            return net.three(net.two(net.one(x)))
+
+        as_block_model(Whatever(forward), torch.randn(2, 4))
+    assert set(given) == {Tensor}, "while torch.fx follows a forward, and while it runs"
+    assert len(given) > 2
+
+
 def test_sizes_of_the_input_are_known_in_every_block() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -220,6 +236,13 @@ def test_a_traced_model_can_be_copied_and_sent() -> None:
         other.train()
         torch.manual_seed(0)
         assert not torch.equal(model(x), other(x)), "dropout follows the mode of the copy"
+
+
+def test_heterofl_can_narrow_a_traced_resnet() -> None:
+    x = nets.data("resnet")[0][:2]
+    small, places = as_block_model(nets.ResNet(3), x).narrow(0.5)
+    assert small.eval()(x).shape == (2, 3)
+    assert places["blocks.layer2_0.layer2.0.downsample.0.weight"] == (slice(0, 3), slice(0, 2))
 
 
 def test_split_cuts_after_the_named_submodules() -> None:
