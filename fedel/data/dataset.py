@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from fedel.data.lazy import Lazy, on_disk, spread
+from fedel.data.lazy import Lazy, in_memory
 from fedel.errors import DataError
 from fedel.types import Array
 
@@ -142,7 +142,7 @@ def check_split(where: str, split: Split, num_classes: int) -> None:
         raise DataError(f"{where}: label {y.min()} is negative; labels must be 0..{num_classes - 1}")
     if y.max() >= num_classes:
         raise DataError(f"{where}: label {y.max()} but {num_classes} classes; labels are 0..{num_classes - 1}")
-    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x[spread(x, 256)] if on_disk(x) else x).all():
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(in_memory(x, 256)).all():
         raise DataError(f"{where}: samples contain NaN or infinity; remove these before training")
     if split.users is not None and len(split.users) != len(x):
         raise DataError(

@@ -118,6 +118,8 @@ def on_disk(x: Array | Lazy) -> bool:
     return False
 
 
-def spread(x: Array | Lazy, count: int) -> Array:
-    """Rows of up to ``count`` samples, spread evenly over all of them."""
-    return np.unique(np.linspace(0, len(x) - 1, min(count, len(x))).astype(int))
+def in_memory(x: Array | Lazy, count: int) -> Array:
+    """All samples if they are in memory, else ``count`` of them, spread evenly over all."""
+    if isinstance(x, Lazy) or on_disk(x):
+        return x[np.unique(np.linspace(0, len(x) - 1, min(count, len(x))).astype(int))]
+    return x

@@ -33,7 +33,8 @@ def as_dataset(name: str, made: Any) -> Dataset:
             )
         made = tuple(made[part] for part in PARTS)
     if isinstance(made, tuple | list) and len(made) == 2 and not any(_is_array(part) for part in made):
-        return from_torch(*made, name=name)
+        train, test = made
+        return from_torch(train, test, name)
     if not isinstance(made, tuple | list) or len(made) != 4:
         size = f" of {len(made)}" if isinstance(made, tuple | list) else ""
         raise DataError(f"{name}: returned a {type(made).__name__}{size}; {EXPECTED}")

@@ -15,8 +15,9 @@ from torch.nn.modules.conv import _ConvNd
 from fedel import plugins
 from fedel.errors import ModelError
 from fedel.models.blocks import BlockModel
+from fedel.models.cuts import JOINS
 from fedel.models.exits import EXIT_FEATURES, make_exit
-from fedel.models.split import JOINS, SplitModel, cut
+from fedel.models.split import SplitModel, cut
 from fedel.models.trace import dry_run
 
 _log = logging.getLogger(__name__)
