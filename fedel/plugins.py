@@ -9,8 +9,10 @@ name (``Allowed``), and inside ``only(allowed)`` nothing else is imported, howev
 
 from __future__ import annotations
 
+import inspect
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from typing import Any
 
 from fedel.config import nearest
 from fedel.errors import FedelError
+
+_log = logging.getLogger(__name__)
 
 OWN = ("fedel.strategies", "fedel.training.factory:make_trainer")
 """FedEL's own that a job may name by its path. Its models and data sets have short names, which need none; the
@@ -148,6 +152,28 @@ def load(path: str, what: str, error: type[FedelError]) -> Callable[..., Any]:
             f"{_refusal(f'{what} {path!r}', home)}; '{attribute}' is defined there, not in {module_name}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def call(
+    function: Callable[..., Any], options: Mapping[str, Any], what: str, section: str, error: type[FedelError]
+) -> Any:
+    """What the user's function returns; ``what`` names it in messages, ``section`` is where its options are."""
+    missing = [
+        name
+        for name, p in inspect.signature(function).parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name not in options
+    ]
+    if missing:
+        raise error(f"{what} needs {', '.join(f'`{name}`' for name in missing)}: give it in [{section}]")
+    try:
+        return function(**options)
+    except FedelError:
+        raise
+    except Exception as problem:
+        # The traceback leads to the line in the user's code; the error alone travels to other machines.
+        _log.exception("%s failed:", what)
+        kind = type(problem).__name__
+        raise error(f"{what} failed: {kind}: {problem}; correct the function") from problem
 
 
 def path_of(option: str | Path, what: str, error: type[FedelError]) -> Path:

@@ -7,6 +7,8 @@
 >>> x, y = toy.train_batch(np.array([2, 3]), np.random.default_rng(0))
 >>> x.dtype.name, x.shape, y.tolist()
 ('float32', (2, 3, 8, 8), [0, 1])
+>>> toy
+Dataset('toy': 4 training + 4 test samples of uint8 (3, 8, 8), 2 classes)
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from fedel.data.lazy import Lazy, in_memory
 from fedel.errors import DataError
 from fedel.types import Array
 
@@ -43,7 +46,8 @@ class Transform(Protocol):
 class Split:
     """Stored samples: images and log-mel as uint8, waves as int16, text as blocks of tokens."""
 
-    x: Array
+    x: Array | Lazy
+    """In memory, in a file that numpy maps (``np.load(..., mmap_mode="r")``), or read one by one."""
     y: Array
     """int64 labels; for text the blocks themselves, because targets are made per batch."""
     users: Array | None = None
@@ -55,7 +59,11 @@ class Split:
     def some(self, count: int) -> Split:
         """``count`` samples, spread evenly over all of them."""
         rows = np.linspace(0, len(self) - 1, count).astype(int)
-        return Split(self.x[rows], self.y[rows], None if self.users is None else self.users[rows])
+        x = self.x.some(rows) if isinstance(self.x, Lazy) else self.x[rows]
+        return Split(x, self.y[rows], None if self.users is None else self.users[rows])
+
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} samples of {self.x.dtype} {self.x.shape[1:]})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +87,12 @@ class Dataset:
                 f"{self.name}: training samples have the shape {self.train.x.shape[1:]}, "
                 f"test samples {self.test.x.shape[1:]}; give both the same shape"
             )
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}: {len(self.train):,} training + {len(self.test):,} test samples of"
+            f" {self.train.x.dtype} {self.train.x.shape[1:]}, {self.num_classes:,} classes)"
+        )
 
     @property
     def num_classes(self) -> int:
@@ -111,7 +125,10 @@ class Dataset:
 
 
 def check_split(where: str, split: Split, num_classes: int) -> None:
-    """Raise DataError if the arrays are not valid samples and labels of ``num_classes`` classes."""
+    """Raise DataError if the arrays are not valid samples and labels of ``num_classes`` classes.
+
+    Of samples that are not in memory, 256 are checked for NaN and infinity.
+    """
     x, y = split.x, split.y
     if x.dtype == object or y.dtype == object:
         raise DataError(f"{where}: dtype object (samples of unequal shape?); make every sample the same shape")
@@ -125,7 +142,7 @@ def check_split(where: str, split: Split, num_classes: int) -> None:
         raise DataError(f"{where}: label {y.min()} is negative; labels must be 0..{num_classes - 1}")
     if y.max() >= num_classes:
         raise DataError(f"{where}: label {y.max()} but {num_classes} classes; labels are 0..{num_classes - 1}")
-    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+    if np.issubdtype(x.dtype, np.floating) and not np.isfinite(in_memory(x, 256)).all():
         raise DataError(f"{where}: samples contain NaN or infinity; remove these before training")
     if split.users is not None and len(split.users) != len(x):
         raise DataError(

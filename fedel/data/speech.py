@@ -16,6 +16,7 @@ import numpy as np
 
 from fedel.data.dataset import Dataset, Split
 from fedel.data.files import decoded, listed
+from fedel.data.lazy import Lazy
 from fedel.data.melspec import RATE, TOP_DB, log_mel, stft, to_bytes
 from fedel.data.transforms import LogMel, measure, shrunk
 from fedel.data.waves import Waves, one_second, read_wav, upsample
@@ -163,7 +164,7 @@ def _assemble(
     return Dataset(name, "speech", train, test, words, _images(train.x, augment, normalise), names)
 
 
-def _images(x: Array, augment: bool, normalise: bool) -> LogMel:
+def _images(x: Array | Lazy, augment: bool, normalise: bool) -> LogMel:
     """How bytes become model input: in units of the standard deviation of ``x``, or in decibels."""
     mean, std = measure(x) if normalise else ((1.0,), (1.0 / TOP_DB,))
     return LogMel(mean, std, shift=x.shape[-1] // 4 if augment else 0)

@@ -6,14 +6,18 @@ machine.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedel.data.dataset import IGNORE
+from fedel.data.lazy import Lazy, on_disk
 from fedel.errors import DataError
 from fedel.seeds import derive, generator
 from fedel.types import Array
+
+_MOST_MEASURED = 4_000_000
 
 
 def normalise(x: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Array:
@@ -22,14 +26,19 @@ def normalise(x: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> Arra
     shape = (1, -1) + (1,) * (x.ndim - 2)
     centre = np.asarray(mean or (0.0,), np.float32).reshape(shape)
     width = np.asarray(std or (1.0,), np.float32).reshape(shape)
-    out = x.astype(np.float32)
+    out = x.astype(np.float32, order="C")  # also where channels were moved: torch's view() needs that order
     out *= 1.0 / (unit * width)
     out -= centre / width
     return out
 
 
-def measure(x: Array, num_samples: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel, from at most ``num_samples`` samples spread over ``x``."""
+def measure(x: Array | Lazy, num_samples: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel, from at most ``num_samples`` samples spread over ``x``.
+
+    Of samples that are not in memory, no more than fit into ``_MOST_MEASURED`` values.
+    """
+    if on_disk(x):
+        num_samples = min(num_samples, max(16, _MOST_MEASURED // math.prod(x.shape[1:])))
     some = x[:: max(1, len(x) // num_samples)].astype(np.float64)
     if x.dtype == np.uint8:
         some /= 255.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +15,19 @@ from torch.nn.modules.conv import _ConvNd
 from fedel import plugins
 from fedel.errors import ModelError
 from fedel.models.blocks import BlockModel
+from fedel.models.cuts import JOINS
 from fedel.models.exits import EXIT_FEATURES, make_exit
+from fedel.models.split import SplitModel, cut
+from fedel.models.trace import dry_run
 
-JOINS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
-"""Layers that have weights and yet join the block before: a conv and its norm are cut nowhere between."""
+_log = logging.getLogger(__name__)
 
 
 def load_model(path: str, sample_input: Tensor | None = None, **options: Any) -> BlockModel:
     """Call ``package.module:function`` and split what it returns into blocks."""
-    return as_model(plugins.load(path, "model", ModelError)(**options), path, sample_input)
+    function = plugins.load(path, "model", ModelError)
+    made = plugins.call(function, options, f"model '{path}'", "workload.model_options", ModelError)
+    return as_model(made, path, sample_input)
 
 
 def as_model(made: Any, name: str, sample_input: Tensor | None, exit_features: int | None = None) -> BlockModel:
@@ -49,22 +53,25 @@ def as_block_model(
     name: str = "custom",
     exit_features: int | None = None,
 ) -> BlockModel:
-    """Split an ``nn.Sequential``, or a module with a method ``blocks()``, and make the exits.
+    """Split an ``nn.Sequential``, a module with ``blocks()``, or one that torch.fx can follow; make the exits.
 
     Parts without weights, and norms, join the block before them; leading ones the block after. A method
     ``exits()`` of the module gives its own heads, one for every block but the last; else ``exit_features``
     says how many averages they read, 0: one of each channel. The module's layers become part of the model;
     they are not copied.
     """
-    blocks = _group(_parts(module, name))
+    _check_types(module, name)
+    with dry_run(module):
+        whole = _whole(module, sample_input, name)
+    blocks = _group(_parts(module, sample_input, name))
     if len(blocks) < 2:
         raise ModelError(
             f"model '{name}' has {len(blocks)} block(s) with weights, but a window needs at least 2 to slide"
             " over; split the network into more parts"
         )
-    with _dry_run(nn.ModuleList([module, *blocks.values()])):
+    with dry_run(nn.ModuleList([module, *blocks.values()])):
         outputs = _outputs(blocks, sample_input, name)
-        _check_composition(module, sample_input, outputs[-1], name)
+        _check_composition(whole, outputs[-1], name)
     logits = outputs[-1]
     if logits.ndim not in (2, 3) or (num_classes or logits.shape[-1]) != logits.shape[-1]:
         raise ModelError(
@@ -86,12 +93,49 @@ def as_block_model(
     model = BlockModel(
         name, blocks, exits, num_classes=logits.shape[-1], frozen=frozen, example=sample_input[:1].detach()
     )
-    with _dry_run(model):
+    with dry_run(model):
         _check_exits(model, sample_input, logits)
+    _warn_of_the_rest(module, model)
     return model
 
 
-def _parts(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+def _check_types(module: nn.Module, name: str) -> None:
+    for tensor, value in module.named_parameters():
+        if value.dtype is not torch.float32:
+            raise ModelError(
+                f"model '{name}': '{tensor}' is {str(value.dtype).removeprefix('torch.')}, but FedEL trains"
+                " float32; call .float() on the model"
+            )
+
+
+def _whole(module: nn.Module, x: Tensor, name: str) -> Tensor | None:
+    """What the user's own forward gives; ``None`` if it fails, so that the block that fails can be named."""
+    try:
+        out = module(x)
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        if isinstance(module, SplitModel) or not _lists_parts(module):
+            raise ModelError(
+                f"model '{name}' fails on a batch of your data, shape {tuple(x.shape)}: {error}; make its"
+                " layers fit the data"
+            ) from error
+        return None
+    if not isinstance(out, Tensor):
+        raise ModelError(
+            f"the forward of model '{name}' gives a {type(out).__name__}; return the logits tensor alone"
+        )
+    return out
+
+
+def _lists_parts(module: nn.Module) -> bool:
+    own = getattr(module, "blocks", None)
+    return isinstance(module, nn.Sequential) or (callable(own) and not isinstance(own, nn.Module))
+
+
+def _parts(module: nn.Module, x: Tensor, name: str) -> list[tuple[str, nn.Module]]:
+    if isinstance(module, SplitModel):
+        return list(module.blocks(x).items())
+    if not _lists_parts(module):
+        return _traced_parts(module, x, name)
     own = getattr(module, "blocks", None)
     if callable(own) and not isinstance(own, nn.Module):
         listed = own()
@@ -99,12 +143,36 @@ def _parts(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
             return list(listed.items())
         attributes = {id(m): n.replace(".", "_") for n, m in module.named_modules() if n}
         return [(attributes.get(id(m), str(i)), m) for i, m in enumerate(listed)]
-    if isinstance(module, nn.Sequential):
-        return list(module.named_children())
-    raise ModelError(
-        f"model '{name}' ({type(module).__name__}) cannot be split: it is not an nn.Sequential and has no"
-        " method blocks(); add one that returns its parts in order: running one after the other is forward()"
+    return list(module.named_children())
+
+
+def _traced_parts(module: nn.Module, x: Tensor, name: str) -> list[tuple[str, nn.Module]]:
+    try:
+        parts = cut(module, x)
+    except ModelError as error:
+        raise ModelError(
+            f"model '{name}' ({type(module).__name__}) cannot be split: it is not an nn.Sequential, has no"
+            f" method blocks(), and {error}"
+        ) from error
+    _log.info(
+        "model '%s' has no method blocks() and was cut into %d blocks: %s",
+        name,
+        len(parts),
+        ", ".join(parts),
     )
+    return list(parts.items())
+
+
+def _warn_of_the_rest(module: nn.Module, model: BlockModel) -> None:
+    used = {id(tensor) for tensor in model.parameters()}
+    rest = [tensor for tensor, value in module.named_parameters() if id(value) not in used]
+    layers = list(dict.fromkeys(tensor.rpartition(".")[0] or tensor for tensor in rest))
+    if layers:
+        _log.warning(
+            "model '%s': %s in no block and will not be trained",
+            model.spec.name,
+            f"{', '.join(f'`{layer}`' for layer in layers)} {'is' if len(layers) == 1 else 'are'}",
+        )
 
 
 def _group(parts: Sequence[tuple[str, nn.Module]]) -> OrderedDict[str, nn.Module]:
@@ -126,46 +194,38 @@ def _group(parts: Sequence[tuple[str, nn.Module]]) -> OrderedDict[str, nn.Module
     return blocks
 
 
-@contextlib.contextmanager
-def _dry_run(module: nn.Module) -> Iterator[None]:
-    """Without gradients and in evaluation mode, so that no batch-norm statistic moves."""
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for m, training in modes:
-            m.training = training
-
-
 def _outputs(blocks: Mapping[str, nn.Module], x: Tensor, name: str) -> list[Tensor]:
     outputs: list[Tensor] = []
     for number, (block, module) in enumerate(blocks.items(), start=1):
         try:
             out = module(outputs[-1] if outputs else x)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if number == 1:
+                raise ModelError(
+                    f"block 1 '{block}' of model '{name}' fails on a batch of your data, shape"
+                    f" {tuple(x.shape)}: {error}; make its first layer fit the data"
+                ) from error
             raise ModelError(
                 f"block {number} '{block}' of model '{name}' fails on the output of the one before: {error};"
                 " each block must take exactly what the block before returns"
             ) from error
         if not isinstance(out, Tensor) or not out.is_floating_point() or out.ndim < 2 or len(out) != len(x):
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            hint = ", such as the first part: return self.rnn(x)[0]" if isinstance(out, tuple) else ""
             raise ModelError(
                 f"no exit can be built after block {number} '{block}' of model '{name}': it returns {got},"
-                f" not one float tensor of {len(x)} samples and their features; let it return such a tensor"
+                f" not one float tensor of {len(x)} samples and their features; let it return one{hint}"
             )
         outputs.append(out)
     return outputs
 
 
-def _check_composition(module: nn.Module, x: Tensor, composed: Tensor, name: str) -> None:
-    whole = module(x)
-    if not isinstance(whole, Tensor) or whole.shape != composed.shape:
-        got = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+def _check_composition(whole: Tensor | None, composed: Tensor, name: str) -> None:
+    if whole is None or whole.shape != composed.shape:
+        got = "fails" if whole is None else f"gives {tuple(whole.shape)}"
         raise ModelError(
             f"the blocks of model '{name}', one after the other, give shape {tuple(composed.shape)}, but its"
-            f" forward gives {got}; blocks() must return every part of forward(), in order"
+            f" forward {got}; blocks() must return every part of forward(), in order"
         )
     if not torch.allclose(whole, composed, rtol=1e-4, atol=1e-5):
         difference = (whole - composed).abs().max().item()
@@ -176,7 +236,7 @@ def _check_composition(module: nn.Module, x: Tensor, composed: Tensor, name: str
 
 
 def _own_exits(module: nn.Module, blocks: list[str], name: str) -> dict[str, nn.Module] | None:
-    own = getattr(module, "exits", None)
+    own = getattr(module.whole if isinstance(module, SplitModel) else module, "exits", None)
     if not callable(own) or isinstance(own, nn.Module):
         return None
     listed = own()

@@ -56,7 +56,11 @@ def build(
         ):
             if option in taken:
                 options.setdefault(option, size)
-    model = as_model(function(**options), name, sample_input, exit_features)
+    if name in MODELS:
+        made: Any = function(**options)
+    else:
+        made = plugins.call(function, options, f"model '{name}'", "workload.model_options", ModelError)
+    model = as_model(made, name, sample_input, exit_features)
     if num_classes is not None and model.num_classes != num_classes:
         raise ModelError(
             f"model '{name}' has {model.num_classes} classes, but the data has {num_classes};"

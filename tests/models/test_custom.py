@@ -253,6 +253,12 @@ def make_net(hidden=6):
 
 def no_module():
     return 7
+
+def in_need(depth, num_classes, *, kind):
+    return make_net()
+
+def broken():
+    raise ZeroDivisionError("boom")
 """
 
 
@@ -304,3 +310,47 @@ def test_model_whose_classes_are_not_the_datas_is_refused(user_module: str) -> N
 def test_unknown_option_of_the_users_function_gives_the_nearest(user_module: str) -> None:
     with pytest.raises(ModelError, match="has no option 'hiden'; did you mean 'hidden'"):
         build(f"{user_module}:make_net", sample_input=torch.randn(2, 4), hiden=3)
+
+
+def test_a_missing_argument_of_the_users_function_is_named(user_module: str) -> None:
+    with pytest.raises(ModelError, match=r"needs `depth`, `kind`: give it in \[workload.model_options\]"):
+        build(f"{user_module}:in_need", sample_input=torch.randn(2, 4), num_classes=3)
+
+
+def test_an_error_in_the_users_function_comes_with_its_traceback(
+    user_module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ModelError, match=r":broken' failed: ZeroDivisionError: boom; correct the function"):
+        build(f"{user_module}:broken", sample_input=torch.randn(2, 4))
+    assert f"model '{user_module}:broken' failed:" in caplog.messages
+    assert 'a_users_own_model.py", line' in caplog.text
+
+
+def test_a_first_layer_that_does_not_fit_the_data_is_said_so() -> None:
+    with pytest.raises(
+        ModelError, match=r"block 1 'block1' .* batch of your data, shape \(2, 4\): mat1 and mat2"
+    ):
+        as_block_model(nn.Sequential(*linear(5, 6, 2)), torch.randn(2, 4))
+
+
+def test_half_precision_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"'0.weight' is float16, but FedEL trains float32; call .float\(\)"):
+        as_block_model(nn.Sequential(*linear(4, 6, 2)).half(), torch.randn(2, 4))
+
+
+class Keyed(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": super().forward(x)}
+
+
+def test_a_dict_as_output_is_refused() -> None:
+    module = Parts(linear(4, 6, 2), forward=Keyed(4, 2))
+    with pytest.raises(ModelError, match="gives a dict; return the logits tensor alone"):
+        as_block_model(module, torch.randn(2, 4))
+
+
+def test_a_layer_in_no_block_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    module = Parts(linear(4, 6, 2))
+    module.add_module("spare", nn.Sequential(nn.Linear(3, 3)))
+    as_block_model(module, torch.randn(2, 4), name="mine")
+    assert "model 'mine': `spare.0` is in no block and will not be trained" in caplog.messages
