@@ -116,9 +116,7 @@ async def look(address: str, run: str, tls: Tls | None = None) -> pb.RunStatus:
     return await _answer_of(address, first())
 
 
-async def save_model(
-    address: str, run: str, path: Path, tls: Tls | None = None, version: int = -1
-) -> None:
+async def save_model(address: str, run: str, path: Path, tls: Tls | None = None, version: int = -1) -> None:
     """Write a version of a run's model, or its newest, as safetensors; its average, where the run has one."""
     tensors: dict[str, Array] = {}
     async with connect(address, tls) as channel:

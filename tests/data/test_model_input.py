@@ -52,8 +52,12 @@ def test_tokens() -> None:
 
 def test_one_mean_for_all_channels_and_none() -> None:
     data = images()
-    assert Normalisation(255.0, (0.5,), (0.25,)) == ModelInput.of(replace(data, transform=LogMel())).normalisation
-    assert Normalisation(255.0, (0.0,), (1.0,)) == ModelInput.of(replace(data, transform=Images())).normalisation
+    assert (
+        Normalisation(255.0, (0.5,), (0.25,)) == ModelInput.of(replace(data, transform=LogMel())).normalisation
+    )
+    assert (
+        Normalisation(255.0, (0.0,), (1.0,)) == ModelInput.of(replace(data, transform=Images())).normalisation
+    )
 
 
 def test_a_transform_of_the_users_own_is_named() -> None:
