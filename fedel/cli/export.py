@@ -1,4 +1,4 @@
-"""``fedel export`` and ``fedel exits``: the model of a run for use elsewhere, and what each early exit is worth."""
+"""``fedel export`` and ``fedel exits``: the model of a run for use elsewhere, and what each exit is worth."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def _add_export(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser(
         "export",
-        description="Write the model of a run as one file that needs no FedEL: the tensors under the names of your "
-        "own module (safetensors), or a program that takes images as they are stored, 0 to 255 (pt2, onnx). "
-        "The model's function is called; it is searched in the working directory.",
+        description="Write the model of a run as one file that needs no FedEL: the tensors under the names of "
+        "your own module (safetensors), or a program that takes images as they are stored, 0 to 255 (pt2, "
+        "onnx). The function that makes the model is called; it is searched in the working directory.",
         epilog=EXPORT_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
