@@ -221,6 +221,12 @@ class RunResult:
         return from_json(RunResult, text, where)
 
 
+def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:
+    """The round with the highest accuracy, the first of equal ones; ``None`` if none was tested."""
+    tested = [record for record in records if record.accuracy is not None]
+    return max(tested, key=lambda record: record.accuracy or 0.0, default=None)
+
+
 def client_results(records: Sequence[RoundRecord]) -> dict[str, ClientResult]:
     """By client: training time over T_th, minus one, as a mean and at its largest."""
     types: dict[str, str] = {}
@@ -262,7 +268,7 @@ def run_result(
     """What the rounds of a run come to; ``virtual`` if they were simulated."""
     tested = [record for record in records if record.accuracy is not None]
     final = tested[-1] if tested else None
-    best = max(tested, key=lambda record: record.accuracy or 0.0, default=None)
+    best = best_of(records)
     losses = [record.test_loss for record in tested if record.test_loss is not None]
     scopes = records[0].clock_seconds if records else {}
     ours = {"fedel": __version__, "python": platform.python_version(), "numpy": np.__version__}

@@ -36,6 +36,8 @@ VERBS = {
     "status": Verb("runs", "desk", "the state of a run of a federation, client by client"),
     "runs": Verb("runs", "desk", "list runs; pause, resume or stop one"),
     "report": Verb("report", "desk", "write the report of a run, or of several side by side"),
+    "export": Verb("export", "desk", "write the model of a run, or an exit of it, for use elsewhere"),
+    "exits": Verb("export", "desk", "what each early exit of a trained model costs and is worth"),
     "audit": Verb("audit", "server", "replay a run from the servers' disks; name what is damaged or missing"),
     "chaos": Verb("chaos", "desk", "a drill: disturb a federation of its own, then audit what it made"),
     "simulate": Verb("simulate", "desk", "a fleet of a hundred unequal devices, on a virtual clock"),

@@ -15,15 +15,16 @@ from fedel.cli.certs import add_certs
 from fedel.cli.local import Federation, read_job
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
 from fedel.cli.submit import create, follow, save_model
+from fedel.data.model_input import ModelInput
 from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
-from fedel.records import RoundRecord, RunResult, run_result
+from fedel.records import RoundRecord, RunResult, best_of, run_result
 from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
 from fedel.serialisation import to_json
 from fedel.strategies import build
 from fedel.strategies.base import clock_of
-from fedel.types import ModelSpec
+from fedel.types import Array, ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 
 EXAMPLE = """example:
@@ -115,10 +116,9 @@ async def one_run(
 
     A run that paused by itself goes on when a person mends the cause: it is followed if one is ``attended``.
     """
-    from fedel.training.factory import initial_model  # torch takes seconds to import
-
-    spec, tensors = await asyncio.to_thread(initial_model, job)
+    taken, spec, tensors = await asyncio.to_thread(first_model, job)
     directory.mkdir(parents=True, exist_ok=True)
+    taken.save(directory)
     await create(address, name, job, spec, tensors, tls)
     records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:
@@ -131,9 +131,19 @@ async def one_run(
 
         status = await follow(address, name, show, tls)
     await save_model(address, name, directory / "model.safetensors", tls)
+    if best := best_of([RoundRecord.from_json(text) for text in records]):
+        await save_model(address, name, directory / "best.safetensors", tls, best.version)
     if not (directory / "rounds.jsonl").exists():
         _write_directory(directory, job, spec, status, records)
     return status
+
+
+def first_model(job: RunConfig) -> tuple[ModelInput, ModelSpec, dict[str, Array]]:
+    """What the model takes, its tensors, and the values that they start from."""
+    from fedel.training.factory import initial_model, make_data  # torch takes seconds to import
+
+    data = make_data(job)
+    return ModelInput.of(data), *initial_model(job, data=data)
 
 
 def has_paused_itself(status: pb.RunStatus) -> bool:

@@ -116,8 +116,8 @@ async def look(address: str, run: str, tls: Tls | None = None) -> pb.RunStatus:
     return await _answer_of(address, first())
 
 
-async def save_model(address: str, run: str, path: Path, tls: Tls | None = None) -> None:
-    """Write the newest model of a run as safetensors; its average, where the run has one."""
+async def save_model(address: str, run: str, path: Path, tls: Tls | None = None, version: int = -1) -> None:
+    """Write a version of a run's model, or its newest, as safetensors; its average, where the run has one."""
     tensors: dict[str, Array] = {}
     async with connect(address, tls) as channel:
         stub = CoordinatorServiceStub(channel)
@@ -125,9 +125,9 @@ async def save_model(address: str, run: str, path: Path, tls: Tls | None = None)
     for shard in shards:
         async with connect(shard, tls) as bulk:
             aggregator = AggregatorServiceStub(bulk)
-            newest = await _answer_of(shard, fetch_model(aggregator, run))
-            averaged = await _answer_of(shard, fetch_model(aggregator, run, newest.version, average=True))
-            tensors |= newest.tensors | averaged.tensors
+            found = await _answer_of(shard, fetch_model(aggregator, run, version))
+            averaged = await _answer_of(shard, fetch_model(aggregator, run, found.version, average=True))
+            tensors |= found.tensors | averaged.tensors
     save_file(dict(tensors), path)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedel.data.model_input import ModelInput
 from fedel.data.partition import digest, split
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
@@ -69,6 +70,7 @@ def session(
     clients = devices.build(job.fleet, base, model.spec, list(map(len, parts)), job.network, run.seed)
     checkpoint = folder.open(job.table()) or Checkpoint(model.tensors())
     save_profile(base, kept)
+    ModelInput.of(data).save(path)
     workload = make_workload(
         model,
         data,

@@ -41,9 +41,11 @@ def make_trainer(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Ev
     return trainer, ModelTest(run, model, data, settings.device) if settings.evaluate else None
 
 
-def initial_model(run: RunConfig, root: str = "") -> tuple[ModelSpec, dict[str, Array]]:
+def initial_model(
+    run: RunConfig, root: str = "", data: Dataset | None = None
+) -> tuple[ModelSpec, dict[str, Array]]:
     """What a run starts from; the same on every machine for the same seed."""
-    model = fresh_model(run, make_data(run, root))
+    model = fresh_model(run, make_data(run, root) if data is None else data)
     return model.spec, model.tensors()
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fedel.cli import run
 from fedel.cli.local import Federation, LocalFleet
+from fedel.data.model_input import ModelInput
 from fedel.errors import ServiceError
 from fedel.job import RunConfig
 from fedel.report import runs
@@ -64,7 +65,8 @@ def test_the_directory_is_written_from_what_was_followed(tmp_path):
 
 @asynchronous
 async def test_a_run_that_pauses_by_itself_ends_a_command_that_nobody_attends(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedel.training.factory.initial_model", lambda _: (spec(), initial_model()))
+    taken = ModelInput((4,), "float32", ("a", "b"))
+    monkeypatch.setattr(run, "first_model", lambda _: (taken, spec(), initial_model()))
     pki = Pki(tmp_path)
     operator, job = pki.tls("operator", "ada"), RunConfig.parse({"strategy": {"name": "fedavg"}})
     async with servers(tmp_path, pki) as made:
@@ -91,6 +93,7 @@ async def test_a_run_that_pauses_by_itself_ends_a_command_that_nobody_attends(tm
         await until(lambda: "the disk is on fire" in screen.getvalue(), "the reason on the screen")
         await runs["person"].control("stop_now")
         assert pb.RUN_PHASE_STOPPED == (await person).phase
+        assert taken == ModelInput.load(tmp_path / "person")
 
 
 def test_the_federation_of_a_command_ends_with_it(tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ EXTRAS = {
     "plots": {"matplotlib"},
     "privacy": {"dp-accounting"},
     "fuzz": {"atheris"},
+    "export": {"onnx", "onnxscript"},
     "text": {"transformers", "sentencepiece"},
     "ray": {"ray"},
 }

@@ -81,10 +81,10 @@ async def create_run(address: str, run: str, job: RunConfig) -> None:
     await create(address, run, job, spec, initial_model(spec))
 
 
-async def model_of(address: str, run: str, folder: Path) -> Tensors:
-    """The run's newest model, as a user would fetch it."""
+async def model_of(address: str, run: str, folder: Path, version: int = -1) -> Tensors:
+    """The run's newest model, or another version, as a user would fetch it."""
     path = folder / f"{run}.safetensors"
-    await save_model(address, run, path)
+    await save_model(address, run, path, version=version)
     return load_file(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
+
+from fedel.models import deploy
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120.0
@@ -146,6 +150,10 @@ def test_own_model_and_data(directory: Path) -> None:
     assert {"config.toml", "result.json", "rounds.jsonl", "model.safetensors", "report.html"} <= left
     records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert [3] * 12 == [record["num_updates"] for record in records]
+    *_, x, y = runpy.run_path(str(directory / "own.py"))["data"]()
+    best = deploy.load(run, model=runpy.run_path(str(directory / "own.py"))["model"])
+    correct = best.module()(torch.from_numpy(x)).argmax(1).numpy() == y
+    assert (result["best_round"] + 1, result["best_accuracy"]) == (best.round, pytest.approx(correct.mean()))
     weights = {name for name in load_file(run / "model.safetensors") if name.startswith("blocks.")}
     assert weights == set(result["tensors"])
     assert [] == processes_of(directory)

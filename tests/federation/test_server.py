@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedel.job import Server
+from fedel.records import best_of
 from tests.agents.trainers import score
 from tests.federation.support import agents, create_run, job_of, model_of, servers, simulated, watching
 from tests.strategies.fakes import same_bits
@@ -39,5 +40,10 @@ def test_the_average_is_tested_and_published(tmp_path: Path, num_aggregators: in
             ]
             assert score(run.model, ()).accuracy != tested[-1]
             assert same_bits(run.published, await model_of(made.address, "run", tmp_path))
+            best = best_of(watch.records)
+            assert best is not None
+            kept = await model_of(made.address, "run", tmp_path, best.version)
+            in_order = {name: kept[name] for name in run.published}
+            assert best.accuracy == max(tested) == score(in_order, ()).accuracy
 
     asyncio.run(scenario())
