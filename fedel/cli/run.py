@@ -41,7 +41,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("job", type=Path, help="TOML file: strategy, model, data, rounds, work, budget, fleet")
+    parser.add_argument(
+        "job", type=Path, help="TOML file with [strategy], [workload], [rounds], ...: docs/job.md"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
     )

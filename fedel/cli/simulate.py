@@ -43,7 +43,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("job", type=Path, help="TOML file: strategy, workload, rounds, work, budget, fleet, partition, ...")
+    add("job", type=Path, help="TOML file with [strategy], [workload], [rounds], ...: docs/job.md")
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
     add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one per core)")
     add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
