@@ -41,7 +41,7 @@ class Rounds:
     """How rounds run."""
 
     num_rounds: int = 20
-    """Rounds of the run."""
+    """Rounds of the run. A simulation that goes on may get more (docs/warm-start.md)."""
     max_seconds: float = 0.0
     """The run also ends with the round after which its rounds took this long in all; 0: no limit."""
     num_participants: int = 0
@@ -106,6 +106,12 @@ class Workload:
     """Options of the model, such as ``width``, or arguments of your own function."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data set, or arguments of your own function."""
+    initial: str = ""
+    """A file of weights that the first model gets: a model of another run, or the state dict of your own
+    network (docs/warm-start.md). Read on the machine that starts the job; empty draws them from the seed."""
+    initial_strict: bool = True
+    """Whether that file must have every tensor of the model, with its shape, and no others. ``false``: what
+    does not fit starts fresh, such as a new classifier."""
 
 
 @dataclass(frozen=True)
@@ -198,3 +204,10 @@ class RunConfig:
     def table(self) -> dict[str, Any]:
         """The effective configuration, with every default written out."""
         return asdict(self)
+
+    def table_to_send(self) -> dict[str, Any]:
+        """As servers and devices get it: without the name of a file of this machine."""
+        table = self.table()
+        for key in ("initial", "initial_strict"):
+            del table["workload"][key]
+        return table

@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from fedel_coordinator.run_directory import RunDirectory
 from rich.console import Console
 
-from fedel.cli import user_code
+from fedel.cli import job_options, user_code
 from fedel.cli.certs import add_certs
 from fedel.cli.local import Federation, read_job
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
 from fedel.cli.submit import create, follow, save_model
 from fedel.errors import ConfigError, ServiceError
+from fedel.files import write_atomic
 from fedel.job import RunConfig
-from fedel.records import RoundRecord, RunResult, run_result
+from fedel.records import Origin, RoundRecord, RunResult, run_result
 from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
 from fedel.serialisation import to_json
@@ -47,6 +49,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting"
     )
+    job_options.add(parser)
     parser.add_argument("--name", default="", help="name of the run (default: job, strategy and time)")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs (default: runs)")
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="use this federation")
@@ -57,7 +60,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def main(arguments: argparse.Namespace) -> int:
     user_code.search(arguments.job)
-    job, fleet = read_job(arguments.job, arguments.set)
+    job, fleet = read_job(arguments.job, job_options.settings(arguments))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = arguments.name or f"{arguments.job.stem}-{build(job.strategy).name}-{stamp}"
     directory = arguments.out / name
@@ -118,8 +121,10 @@ async def one_run(
     A run that paused by itself goes on when a person mends the cause: it is followed if one is ``attended``.
     """
     from fedel.training.factory import initial_model  # torch takes seconds to import
+    from fedel.training.initial import origin_of
 
     spec, tensors = await asyncio.to_thread(initial_model, job)
+    origin = await asyncio.to_thread(origin_of, job.workload)
     directory.mkdir(parents=True, exist_ok=True)
     await create(address, name, job, spec, tensors, tls)
     records: list[str] = []
@@ -135,6 +140,8 @@ async def one_run(
     await save_model(address, name, directory / "model.safetensors", tls)
     if not (directory / "rounds.jsonl").exists():
         _write_directory(directory, job, spec, status, records)
+    if origin:
+        _add_origin(directory / "result.json", origin)
     return status
 
 
@@ -163,6 +170,12 @@ def _write_directory(
     files = RunDirectory(directory)
     files.start(job.table(), records)
     files.finish(result)
+
+
+def _add_origin(file: Path, origin: Origin) -> None:
+    """Servers do not know what the first model was made from."""
+    result = RunResult.from_json(file.read_bytes(), str(file))
+    write_atomic(file, replace(result, origin=origin).to_json())
 
 
 def finish(status: pb.RunStatus, directory: Path, console: Console, as_json: bool) -> int:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.text import Text
 
 from fedel import config
-from fedel.cli import user_code
+from fedel.cli import job_options, user_code
 from fedel.cli.screen import more_than_there_are
 from fedel.records import RoundRecord, RunResult
 from fedel.report import runs
@@ -45,6 +45,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add = parser.add_argument
     add("job", type=Path, help="TOML file with [strategy], [workload], [rounds], ...: docs/job.md")
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
+    job_options.add(parser)
     add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one per core)")
     add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
     add("--name", default="", help="name of the run (default: job, strategy and seed)")
@@ -59,7 +60,9 @@ def main(arguments: argparse.Namespace) -> int:
     from fedel.simulation import start  # torch takes seconds to import
     from fedel.simulation.job import SimulationConfig
 
-    job = SimulationConfig.parse(config.read(arguments.job, arguments.set), str(arguments.job))
+    job = SimulationConfig.parse(
+        config.read(arguments.job, job_options.settings(arguments)), str(arguments.job)
+    )
     name = arguments.name or f"{arguments.job.stem}-{_label(dict(job.run.strategy))}-{job.run.seed}"
     path, console = arguments.out / name, Console(stderr=True)
     if too_many := more_than_there_are(job.run.rounds.num_participants, job.partition.num_clients):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedel import plugins
 from fedel.config import nearest
@@ -37,7 +37,20 @@ def build(
     ``sample_input`` is a batch of the data: it sets ``in_channels`` and ``image_size`` of an image model, and
     the exits of your own model are made from it, with at most ``exit_features`` features.
     """
-    function = MODELS[name] if name in MODELS else plugins.find(name, GROUP, "model", ModelError, MODELS)
+    return make(name, sample_input=sample_input, num_classes=num_classes, **options)[1]
+
+
+def make(
+    named: str | Callable[..., nn.Module],
+    *,
+    sample_input: Tensor | None = None,
+    num_classes: int | None = None,
+    **options: Any,
+) -> tuple[nn.Module, BlockModel]:
+    """As ``build``, of a name or a function: the module as the function returned it, and the model that has its
+    layers."""
+    name = named if isinstance(named, str) else getattr(named, "__name__", type(named).__name__)
+    function = named if callable(named) else _function(name)
     taken = inspect.signature(function).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     # The exits of a plain module are made here, not by the function.
@@ -56,10 +69,15 @@ def build(
         ):
             if option in taken:
                 options.setdefault(option, size)
-    model = as_model(function(**options), name, sample_input, exit_features)
+    own = function(**options)
+    model = as_model(own, name, sample_input, exit_features)
     if num_classes is not None and model.num_classes != num_classes:
         raise ModelError(
             f"model '{name}' has {model.num_classes} classes, but the data has {num_classes};"
             " make its last layer fit the data"
         )
-    return model
+    return own, model
+
+
+def _function(name: str) -> Callable[..., nn.Module]:
+    return MODELS[name] if name in MODELS else plugins.find(name, GROUP, "model", ModelError, MODELS)

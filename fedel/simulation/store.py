@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save
 from fedel import config
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
-from fedel.records import RoundRecord
+from fedel.records import Origin, RoundRecord
 from fedel.roles.planner import Handover, memory_of
 from fedel.serialisation import from_json, to_json
 from fedel.simulation.job import SimulationConfig
@@ -91,6 +91,16 @@ class RunFolder:
             ) from error
         self._trim_records(checkpoint.handover.round_num if checkpoint else 0)
         return checkpoint
+
+    def note(self, origin: Origin | None) -> None:
+        """Keep where the first model came from: the file may be gone when the run goes on."""
+        (self.path / "origin.json").unlink(missing_ok=True)
+        if origin:
+            write_atomic(self.path / "origin.json", origin.to_json())
+
+    def origin(self) -> Origin | None:
+        file = self.path / "origin.json"
+        return Origin.from_json(file.read_bytes(), str(file)) if file.exists() else None
 
     def commit(self, checkpoint: Checkpoint, record: RoundRecord) -> None:
         """The end of a round: first its files, then the one that says that it is over."""
