@@ -1,4 +1,4 @@
-"""Options that ``fedel run`` and ``fedel simulate`` share: what a run starts from."""
+"""Options that ``fedel run`` and ``fedel simulate`` share: what a run starts from, and who follows it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from fedel import tracking
 from fedel.errors import ConfigError
 
 LAST, BEST = "last", "best"
@@ -18,6 +19,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="RUN@best",
         help="start from a model of another run: @best (default), @last or @N, the one after N rounds",
+    )
+    parser.add_argument(
+        "--mlflow",
+        default="",
+        metavar="URL",
+        help=f"send settings, rounds and files to this MLflow server (default: ${tracking.ADDRESS})",
     )
 
 

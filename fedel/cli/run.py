@@ -25,6 +25,7 @@ from fedel.security.tls import Tls
 from fedel.serialisation import to_json
 from fedel.strategies import build
 from fedel.strategies.base import clock_of
+from fedel.tracking import OnRound, ignore, tracked
 from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 
@@ -70,26 +71,32 @@ def main(arguments: argparse.Namespace) -> int:
     fleet_size = 0 if arguments.coordinator else len(fleet.slowdowns)
     if fleet_size and (too_many := more_than_there_are(job.rounds.num_participants, fleet_size)):
         console.print(too_many, style="yellow", highlight=False, soft_wrap=True)
-    if arguments.coordinator:
-        tls, attended = Tls.of_user(arguments.certs), console.is_terminal
-        status = asyncio.run(
-            one_run(arguments.coordinator, name, job, directory, console, tls, attended=attended)
-        )
-    else:
-        own = user_code.folders(arguments.job)
-        code = user_code.packages(job)
-        with Federation(directory / "federation", arguments.out, fleet, own, code) as federation:
-            console.print(f"live page: {federation.page}", highlight=False, soft_wrap=True)
-            status = asyncio.run(watched(federation, name, job, directory, console))
-        federation.forget_state()
-    return finish(status, directory, console, arguments.json)
+    with tracked(arguments.mlflow, directory, job.table()) as track:
+        if arguments.coordinator:
+            tls, attended = Tls.of_user(arguments.certs), console.is_terminal
+            words = arguments.coordinator, name, job, directory, console, tls
+            status = asyncio.run(one_run(*words, attended=attended, on_round=track))
+        else:
+            own = user_code.folders(arguments.job)
+            code = user_code.packages(job)
+            with Federation(directory / "federation", arguments.out, fleet, own, code) as federation:
+                console.print(f"live page: {federation.page}", highlight=False, soft_wrap=True)
+                status = asyncio.run(watched(federation, name, job, directory, console, track))
+            federation.forget_state()
+        return finish(status, directory, console, arguments.json)
 
 
 async def watched(
-    federation: Federation, name: str, job: RunConfig, directory: Path, console: Console
+    federation: Federation,
+    name: str,
+    job: RunConfig,
+    directory: Path,
+    console: Console,
+    on_round: OnRound = ignore,
 ) -> pb.RunStatus:
     """Follow the run until it is over. Raises if a process of the federation ends by itself."""
-    run = asyncio.create_task(one_run(federation.coordinator, name, job, directory, console, federation.tls))
+    words = federation.coordinator, name, job, directory, console, federation.tls
+    run = asyncio.create_task(one_run(*words, on_round=on_round))
     watch = asyncio.create_task(federation.watch())
     done, pending = await asyncio.wait({run, watch}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
@@ -115,6 +122,7 @@ async def one_run(
     tls: Tls | None = None,
     *,
     attended: bool = False,
+    on_round: OnRound = ignore,
 ) -> pb.RunStatus:
     """Create the run, follow it to its end, and download its model.
 
@@ -132,6 +140,8 @@ async def one_run(
 
         def show(status: pb.RunStatus) -> None:
             records.extend(status.rounds_json)
+            for text in status.rounds_json:
+                on_round(RoundRecord.from_json(text))
             screen.show(status)
             if not attended and has_paused_itself(status):
                 raise ServiceError(f"run '{name}' paused: {status.message}")

@@ -26,6 +26,7 @@ from fedel.report.words import SCOPES, duration, plural
 from fedel.roles.gate import clean
 from fedel.serialisation import to_json
 from fedel.strategies import find
+from fedel.tracking import tracked
 
 EXAMPLE = """example:
   fedel simulate configs/simulation.toml
@@ -69,6 +70,7 @@ def main(arguments: argparse.Namespace) -> int:
         console.print(too_many, style="yellow", highlight=False, soft_wrap=True)
     try:
         with (
+            tracked(arguments.mlflow, path, job.table()) as track,
             start.session(
                 job,
                 path,
@@ -78,14 +80,19 @@ def main(arguments: argparse.Namespace) -> int:
             ) as session,
             _screen(console, session.num_played, job.run.rounds.num_rounds) as screen,
         ):
-            result = start.play_all(session, screen.round_done, screen.client_done)
+
+            def round_done(record: RoundRecord) -> None:
+                screen.round_done(record)
+                track(record)
+
+            result = start.play_all(session, round_done, screen.client_done)
+            report = _report(path)
     except KeyboardInterrupt:
         command = f"fedel simulate {arguments.job} --resume"
         console.print(
             f"\nstopped; continue with `{command}` and the same options", highlight=False, soft_wrap=True
         )
         return 130
-    report = _report(path)
     if arguments.json:
         print(to_json(result))
         return 0

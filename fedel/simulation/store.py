@@ -202,7 +202,7 @@ def _shortened(held: Array) -> int | list[int]:
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
     tables = (before, now, SimulationConfig().table())
-    was, wanted, defaults = (dict(_leaves(json.loads(json.dumps(table)))) for table in tables)
+    was, wanted, defaults = (dict(config.leaves(json.loads(json.dumps(table)))) for table in tables)
     # A setting that the release which started the run did not have yet was at its default.
     was |= {key: defaults[key] for key in wanted.keys() & defaults.keys() - was.keys()}
     for key in sorted(was.keys() | wanted.keys()):
@@ -211,13 +211,3 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -
                 f"{path}: cannot go on with {key} = {wanted.get(key)!r}, the run was started with "
                 f"{was.get(key)!r}; set it back, or start a new run with another --name"
             )
-
-
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            found += _leaves(value, f"{prefix}{key}.")
-        elif value is not None:
-            found.append((prefix + key, value))
-    return found

@@ -119,7 +119,7 @@ async def test_a_run_that_starts_from_a_file_says_so_here_and_not_to_others(tmp_
 
 
 def test_the_federation_of_a_command_ends_with_it(tmp_path, monkeypatch):
-    async def paused(*_):
+    async def paused(*_, **__):
         raise ServiceError("run 'night' paused: no space")
 
     monkeypatch.setattr(run, "one_run", paused)
