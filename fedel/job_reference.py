@@ -83,7 +83,7 @@ class Key:
     """The words that it takes; empty if it takes more than a few."""
 
     def schema(self) -> dict[str, Any]:
-        found = {"description": self.meaning, **_schema(self.hint)}
+        found: dict[str, Any] = {"description": self.meaning, **_schema(self.hint)}
         if self.words:
             found["enum"] = list(self.words)
         if not dataclasses.is_dataclass(self.hint) and self.hint is not Strategy:
@@ -205,7 +205,7 @@ def _schema_file(title: str, listed: Iterable[Key]) -> str:
     }
     strategy = {"type": "object", "required": ["name"], "properties": {"name": named}, "allOf": chosen}
     methods = {name: _object([*keys(method)], {"name": {"const": name}}) for name, method in METHODS.items()}
-    schema = {
+    schema: dict[str, Any] = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": title,
         **_object(listed),
