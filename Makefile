@@ -10,7 +10,7 @@ CASES ?= 10000
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos lint format types test test-slow fuzz demo bench bundle lock sbom images testbed \
+.PHONY: help setup protos job-reference lint format types test test-slow fuzz demo bench bundle lock sbom images testbed \
   testbed-down chaos soak clean
 
 help:  ## list these targets
@@ -29,6 +29,9 @@ protos: setup  ## regenerate the gRPC stubs in fedel/v1 from protos/
 	  --mypy_grpc_out=quiet:. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc protos/fedel/v1/*.proto
 	@rm -f fedel/v1/model_pb2_grpc.py* fedel/v1/task_pb2_grpc.py*
+
+job-reference: setup  ## write docs/job.md and the JSON schemas of job files from the code
+	$(BIN)/python -m fedel.job_reference
 
 lint: setup  ## style, dead code, import contracts
 	$(BIN)/ruff check .

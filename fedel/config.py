@@ -130,6 +130,21 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def leaves(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Every value of a table under its whole name; keys without a value are left out.
+
+    >>> leaves({"seed": 1, "work": {"lr": 0.1, "name": None}})
+    [('seed', 1), ('work.lr', 0.1)]
+    """
+    found: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found += leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            found.append((prefix + key, value))
+    return found
+
+
 def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """An instance of the frozen dataclass ``cls`` from a TOML table; ``where`` names it in errors.
 

@@ -11,6 +11,7 @@ from fedel import config
 from fedel.core.staleness import Staleness
 from fedel.types import PACES, LocalWork, UploadSettings
 
+POLICIES = ("fastest", "percentile", "share", "fixed")
 FOLDS = ("mean", "trimmed_mean", "median")
 
 
@@ -29,6 +30,8 @@ class Budget:
     repeated bit for bit. Empty: ``clock`` on devices, ``plan`` in a simulation."""
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy = {self.policy!r} is not one of: {', '.join(POLICIES)}")
         if self.pace not in ("", *PACES):
             raise ValueError(f"pace = {self.pace!r} is not one of: {', '.join(PACES)}")
 
@@ -38,6 +41,7 @@ class Rounds:
     """How rounds run."""
 
     num_rounds: int = 20
+    """Rounds of the run. A simulation that goes on may get more (docs/warm-start.md)."""
     max_seconds: float = 0.0
     """The run also ends with the round after which its rounds took this long in all; 0: no limit."""
     num_participants: int = 0
@@ -51,7 +55,8 @@ class Rounds:
     deadline_factor: float = 8.0
     """Deadline of a round, as a multiple of T_th times the local steps."""
     deadline_floor_seconds: float = 60.0
-    """Minimum deadline: small models spend more time in transfers than in training."""
+    """Minimum deadline: small models spend more time in transfers than in training. In a simulation it is 0
+    unless the job says otherwise."""
     max_deadline_seconds: float = 86_400.0
     """Maximum deadline: whatever clients say about themselves, no round waits longer."""
     max_repeats: int = 3
@@ -101,6 +106,12 @@ class Workload:
     """Options of the model, such as ``width``, or arguments of your own function."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data set, or arguments of your own function."""
+    initial: str = ""
+    """A file of weights that the first model gets: a model of another run, or the state dict of your own
+    network (docs/warm-start.md). Read on the machine that starts the job; empty draws them from the seed."""
+    initial_strict: bool = True
+    """Whether that file must have every tensor of the model, with its shape, and no others. ``false``: what
+    does not fit starts fresh, such as a new classifier."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +177,7 @@ class RunConfig:
     seed: int = 0
     """Everything random in the run is derived from this seed."""
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedel"})
+    """The method, by its ``name``, and its options."""
     workload: Workload = field(default_factory=Workload)
     rounds: Rounds = field(default_factory=Rounds)
     budget: Budget = field(default_factory=Budget)
@@ -192,3 +204,10 @@ class RunConfig:
     def table(self) -> dict[str, Any]:
         """The effective configuration, with every default written out."""
         return asdict(self)
+
+    def table_to_send(self) -> dict[str, Any]:
+        """As servers and devices get it: without the name of a file of this machine."""
+        table = self.table()
+        for key in ("initial", "initial_strict"):
+            del table["workload"][key]
+        return table

@@ -176,6 +176,22 @@ class ClientResult:
     rounds_measured: int
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where the first model of a run came from, if not from its seed alone."""
+
+    file: str
+    """Its path on the machine that started the run."""
+    sha256: str
+
+    def to_json(self) -> str:
+        return to_json(self, pretty=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str | bytes, where: str = "origin.json") -> Origin:
+        return from_json(Origin, text, where)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """``result.json``: what a run came to. Fields that older versions did not write have defaults."""
@@ -212,6 +228,8 @@ class RunResult:
     """Of the last round."""
     average: float = 0.0
     """``server.average`` of the run. Above 0, accuracies are those of an average over versions."""
+    origin: Origin | None = None
+    """The file that the first model came from."""
 
     def to_json(self) -> str:
         return to_json(self, pretty=True) + "\n"
@@ -264,6 +282,7 @@ def run_result(
     profile: Mapping[str, str] | None = None,
     partition: str = "",
     average: float = 0.0,
+    origin: Origin | None = None,
 ) -> RunResult:
     """What the rounds of a run come to; ``virtual`` if they were simulated."""
     tested = [record for record in records if record.accuracy is not None]
@@ -299,4 +318,5 @@ def run_result(
         partition=partition,
         epsilon=records[-1].epsilon if records else None,
         average=average,
+        origin=origin,
     )

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.text import Text
 
 from fedel import config
-from fedel.cli import user_code
+from fedel.cli import job_options, user_code
 from fedel.cli.screen import more_than_there_are
 from fedel.records import RoundRecord, RunResult
 from fedel.report import runs
@@ -26,6 +26,7 @@ from fedel.report.words import SCOPES, duration, plural
 from fedel.roles.gate import clean
 from fedel.serialisation import to_json
 from fedel.strategies import find
+from fedel.tracking import tracked
 
 EXAMPLE = """example:
   fedel simulate configs/simulation.toml
@@ -43,8 +44,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("job", type=Path, help="TOML file: strategy, workload, rounds, work, budget, fleet, partition, ...")
+    add("job", type=Path, help="TOML file with [strategy], [workload], [rounds], ...: docs/job.md")
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
+    job_options.add(parser)
     add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one per core)")
     add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
     add("--name", default="", help="name of the run (default: job, strategy and seed)")
@@ -59,13 +61,16 @@ def main(arguments: argparse.Namespace) -> int:
     from fedel.simulation import start  # torch takes seconds to import
     from fedel.simulation.job import SimulationConfig
 
-    job = SimulationConfig.parse(config.read(arguments.job, arguments.set), str(arguments.job))
+    job = SimulationConfig.parse(
+        config.read(arguments.job, job_options.settings(arguments)), str(arguments.job)
+    )
     name = arguments.name or f"{arguments.job.stem}-{_label(dict(job.run.strategy))}-{job.run.seed}"
     path, console = arguments.out / name, Console(stderr=True)
     if too_many := more_than_there_are(job.run.rounds.num_participants, job.partition.num_clients):
         console.print(too_many, style="yellow", highlight=False, soft_wrap=True)
     try:
         with (
+            tracked(arguments.mlflow, path, job.table()) as track,
             start.session(
                 job,
                 path,
@@ -75,14 +80,19 @@ def main(arguments: argparse.Namespace) -> int:
             ) as session,
             _screen(console, session.num_played, job.run.rounds.num_rounds) as screen,
         ):
-            result = start.play_all(session, screen.round_done, screen.client_done)
+
+            def round_done(record: RoundRecord) -> None:
+                screen.round_done(record)
+                track(record)
+
+            result = start.play_all(session, round_done, screen.client_done)
+            report = _report(path)
     except KeyboardInterrupt:
         command = f"fedel simulate {arguments.job} --resume"
         console.print(
             f"\nstopped; continue with `{command}` and the same options", highlight=False, soft_wrap=True
         )
         return 130
-    report = _report(path)
     if arguments.json:
         print(to_json(result))
         return 0

@@ -53,7 +53,9 @@ async def create(
                 stub = AggregatorServiceStub(bulk)
                 part = {name: tensors[name] for name in names or spec.by_name}
                 await _answer_of(shard, push_model(stub, header, part))
-        request = pb.CreateRunRequest(run=run, config_json=json.dumps(job.table()), spec=spec_to_pb(spec))
+        request = pb.CreateRunRequest(
+            run=run, config_json=json.dumps(job.table_to_send()), spec=spec_to_pb(spec)
+        )
         await _answer_of(address, coordinator.CreateRun(request))
 
 

@@ -70,7 +70,7 @@ def slide(
     ``in_memory`` says whether a window fits the device's memory (``shrink``).
     """
     if variant not in VARIANTS:
-        raise ValueError(f"window variant {variant!r} is not one of {', '.join(VARIANTS)}")
+        raise ValueError(f"window variant {variant!r} is not one of: {', '.join(VARIANTS)}")
     last = len(block_seconds)
     if window is not None and window.front >= last and variant == "no-rollback":
         return shrink(window, last, last, in_memory)

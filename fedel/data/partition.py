@@ -28,9 +28,12 @@ METHODS = ("dirichlet", "dirichlet-equal", "user", "iid")
 
 @dataclass(frozen=True)
 class PartitionConfig:
+    """How the training data is split among the clients."""
+
     method: str = "dirichlet"
     """``dirichlet``, ``dirichlet-equal`` (clients of equal size), ``user`` or ``iid``."""
     num_clients: int = 10
+    """Parts of the training set, one for each client."""
     alpha: float = 0.1
     """Concentration of the Dirichlet distribution; a small value gives uneven parts."""
     balance: bool = True

@@ -17,7 +17,9 @@ class Link:
     """A device's link to the server. A rate of 0 takes no time: the paper's times leave communication out."""
 
     up_mbps: float = 0.0
+    """Rate at which a device sends, in Mbit/s."""
     down_mbps: float = 0.0
+    """Rate at which it receives, in Mbit/s."""
     latency_seconds: float = 0.0
     """Paid once to receive and once to send."""
 

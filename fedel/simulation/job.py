@@ -47,6 +47,11 @@ class SimulationConfig:
     """``exact``: the bits that a federation of devices gives. ``fast``: clients side by side, and images in an
     order in memory with which narrow networks train faster; sums are rounded differently."""
 
+    def __post_init__(self) -> None:
+        for name, value, words in (("scope", self.scope, ("", *SCOPES)), ("compute", self.compute, COMPUTE)):
+            if value not in words:
+                raise ValueError(f"{name} = {value!r} is not one of: {', '.join(filter(None, words))}")
+
     @staticmethod
     def parse(table: Mapping[str, Any], where: str = "job") -> SimulationConfig:
         own = {f.name for f in dataclasses.fields(SimulationConfig)} - {"run"}
@@ -76,8 +81,11 @@ def _fill_in(run: dict[str, Any], settings: dict[str, Any], where: str) -> None:
     if isinstance(rounds, dict):
         run["rounds"] = {"deadline_floor_seconds": 0.0, **rounds}
     counts = fleet.get("counts", {}) if isinstance(fleet, dict) else {}
-    if counts:
-        settings["partition"] = {"num_clients": sum(counts.values()), **settings.get("partition", {})}
+    partition = settings.get("partition", {})
+    # What has the wrong type stays as it is: parsing it says so.
+    sound = isinstance(counts, dict) and isinstance(partition, dict)
+    if sound and counts and all(type(count) is int for count in counts.values()):
+        settings["partition"] = {"num_clients": sum(counts.values()), **partition}
     if settings.get("scope"):
         run["strategy"] = _in_scope(run.get("strategy", {"name": "fedel"}), settings["scope"], where)
 
@@ -97,10 +105,6 @@ def _in_scope(strategy: Mapping[str, Any], scope: str, where: str) -> dict[str, 
 
 
 def _check(job: SimulationConfig, where: str) -> None:
-    if job.scope not in ("", *SCOPES):
-        raise ConfigError(f"{where}: scope = {job.scope!r} is not one of: {', '.join(SCOPES)}")
-    if job.compute not in COMPUTE:
-        raise ConfigError(f"{where}: compute = {job.compute!r} is not one of: {', '.join(COMPUTE)}")
     counted = sum(job.fleet.counts.values())
     if counted and counted != job.partition.num_clients:
         raise ConfigError(

@@ -13,7 +13,7 @@ from fedel.data.model_input import ModelInput
 from fedel.data.partition import digest, split
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
-from fedel.records import RoundRecord, RunResult, run_result
+from fedel.records import Origin, RoundRecord, RunResult, run_result
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import FINISHED
@@ -27,7 +27,8 @@ from fedel.simulation.together import NUM_TOGETHER
 from fedel.simulation.workers import Worker
 from fedel.simulation.workload import TorchWorkload
 from fedel.strategies.base import PAPER_CLOCK
-from fedel.training.factory import fresh_model, make_data
+from fedel.training.factory import first_model, fresh_model, make_data
+from fedel.training.initial import origin_of
 from fedel.training.profile_io import load_profile, save_profile
 from fedel.types import TimingProfile
 
@@ -68,7 +69,10 @@ def session(
     kept = path / "profile.json"
     base = load_profile(kept, model.spec) if kept.exists() else base_profile(job.fleet.base, run, model, data)
     clients = devices.build(job.fleet, base, model.spec, list(map(len, parts)), job.network, run.seed)
-    checkpoint = folder.open(job.table()) or Checkpoint(model.tensors())
+    checkpoint = folder.open(job.table())
+    if checkpoint is None:
+        folder.note(origin_of(run.workload))
+        checkpoint = Checkpoint((first_model(run, data) if run.workload.initial else model).tensors())
     save_profile(base, kept)
     ModelInput.of(data).save(path)
     workload = make_workload(
@@ -96,7 +100,7 @@ def session(
             num_test_samples=workload.num_test_samples,
             num_together=NUM_TOGETHER if job.compute == "fast" else 1,
         )
-        yield Session(simulation, engine, folder, _facts(base, digest(parts)))
+        yield Session(simulation, engine, folder, _facts(base, digest(parts), folder.origin()))
 
 
 @contextmanager
@@ -162,5 +166,6 @@ def _result(session: Session, records: Sequence[RoundRecord]) -> RunResult:
     )
 
 
-def _facts(base: TimingProfile, split_digest: str) -> dict[str, Any]:
-    return {"profile": {"device": base.device, "source": base.source}, "partition": split_digest}
+def _facts(base: TimingProfile, split_digest: str, origin: Origin | None) -> dict[str, Any]:
+    profile = {"device": base.device, "source": base.source}
+    return {"profile": profile, "partition": split_digest, "origin": origin}

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save
 from fedel import config
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
-from fedel.records import RoundRecord
+from fedel.records import Origin, RoundRecord
 from fedel.roles.planner import Handover, memory_of
 from fedel.serialisation import from_json, to_json
 from fedel.simulation.job import SimulationConfig
@@ -91,6 +91,16 @@ class RunFolder:
             ) from error
         self._trim_records(checkpoint.handover.round_num if checkpoint else 0)
         return checkpoint
+
+    def note(self, origin: Origin | None) -> None:
+        """Keep where the first model came from: the file may be gone when the run goes on."""
+        (self.path / "origin.json").unlink(missing_ok=True)
+        if origin:
+            write_atomic(self.path / "origin.json", origin.to_json())
+
+    def origin(self) -> Origin | None:
+        file = self.path / "origin.json"
+        return Origin.from_json(file.read_bytes(), str(file)) if file.exists() else None
 
     def commit(self, checkpoint: Checkpoint, record: RoundRecord) -> None:
         """The end of a round: first its files, then the one that says that it is over."""
@@ -192,7 +202,7 @@ def _shortened(held: Array) -> int | list[int]:
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
     tables = (before, now, SimulationConfig().table())
-    was, wanted, defaults = (dict(_leaves(json.loads(json.dumps(table)))) for table in tables)
+    was, wanted, defaults = (dict(config.leaves(json.loads(json.dumps(table)))) for table in tables)
     # A setting that the release which started the run did not have yet was at its default.
     was |= {key: defaults[key] for key in wanted.keys() & defaults.keys() - was.keys()}
     for key in sorted(was.keys() | wanted.keys()):
@@ -201,13 +211,3 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -
                 f"{path}: cannot go on with {key} = {wanted.get(key)!r}, the run was started with "
                 f"{was.get(key)!r}; set it back, or start a new run with another --name"
             )
-
-
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            found += _leaves(value, f"{prefix}{key}.")
-        elif value is not None:
-            found.append((prefix + key, value))
-    return found

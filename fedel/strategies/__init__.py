@@ -76,6 +76,8 @@ def build(table: Mapping[str, Any], where: str = "[strategy]") -> Strategy:
     ...
     fedel.errors.ConfigError: [strategy]: unknown key 'betta'; did you mean 'beta'?
     """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} = {table!r}: expected a table, such as {{ name = 'fedel' }}")
     options = dict(table)
     method = find(str(options.pop("name", "")), where)
     wraps = "base" in {f.name for f in dataclasses.fields(method)}

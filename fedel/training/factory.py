@@ -10,15 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedel.data import Dataset, PartitionConfig, load_data
 from fedel.data.partition import split
 from fedel.errors import ProfileError
 from fedel.job import RunConfig
-from fedel.models import BlockModel, build
+from fedel.models import BlockModel
+from fedel.models.registry import make
 from fedel.seeds import derive
 from fedel.strategies import build as build_strategy
 from fedel.training.evaluate import Score, evaluate
+from fedel.training.initial import start_from_file
 from fedel.training.profile_io import load_profile, save_profile
 from fedel.training.profiler import cache_key, profile
 from fedel.training.settings import DataPart, Evaluator, TrainerSettings
@@ -44,16 +47,31 @@ def make_trainer(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Ev
 def initial_model(
     run: RunConfig, root: str = "", data: Dataset | None = None
 ) -> tuple[ModelSpec, dict[str, Array]]:
-    """What a run starts from; the same on every machine for the same seed."""
-    model = fresh_model(run, make_data(run, root) if data is None else data)
+    """What a run starts from; the same on every machine for the same seed and file."""
+    model = first_model(run, make_data(run, root) if data is None else data)
     return model.spec, model.tensors()
 
 
+def first_model(run: RunConfig, data: Dataset) -> BlockModel:
+    """The run's model with the values that it starts from: those of its seed, or of a file that the job names.
+
+    For the machine of the job's author: a job of somebody else must not make this one read a file.
+    """
+    own, model = _fresh(run, data)
+    if run.workload.initial:
+        start_from_file(run.workload, own, model)
+    return model
+
+
 def fresh_model(run: RunConfig, data: Dataset) -> BlockModel:
-    """The run's model with the values that it starts from."""
+    """The run's model with the values that follow from its seed."""
+    return _fresh(run, data)[1]
+
+
+def _fresh(run: RunConfig, data: Dataset) -> tuple[nn.Module, BlockModel]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(run.seed, "initial model"))
-        return make_model(run, data)
+        return _make(run, data)
 
 
 def make_data(run: RunConfig, root: str = "") -> Dataset:
@@ -62,8 +80,12 @@ def make_data(run: RunConfig, root: str = "") -> Dataset:
 
 def make_model(run: RunConfig, data: Dataset) -> BlockModel:
     """The run's model for this data, its values drawn from torch's current seed."""
+    return _make(run, data)[1]
+
+
+def _make(run: RunConfig, data: Dataset) -> tuple[nn.Module, BlockModel]:
     sample = torch.from_numpy(data.train_batch(np.arange(min(2, len(data.train))))[0])
-    return build(
+    return make(
         run.workload.model, sample_input=sample, num_classes=data.num_classes, **run.workload.model_options
     )
 

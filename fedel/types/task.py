@@ -20,12 +20,17 @@ class LocalWork:
     num_steps: int = 50
     """Mini-batches per round; 0 means ``num_epochs`` passes over the client's own data instead."""
     num_epochs: int = 5
+    """Passes over the client's own data per round, if ``num_steps`` is 0."""
     batch_size: int = 32
+    """Samples of a mini-batch."""
     optimiser: str = "sgd"
     """``sgd`` or ``adamw``; always started fresh, nothing is carried over between rounds."""
     lr: float = 0.01
+    """Learning rate of the first round; ``rounds.lr_decay`` changes it."""
     momentum: float = 0.9
+    """Of ``sgd``: the share of the last step that each step has in addition."""
     weight_decay: float = 5e-4
+    """How strongly every step pulls the weights towards zero."""
     clip_norm: float = 0.0
     """Gradient norm above which gradients are scaled down; 0 switches it off."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from fedel.cli import run
 from fedel.cli.local import Federation, LocalFleet
@@ -96,8 +97,32 @@ async def test_a_run_that_pauses_by_itself_ends_a_command_that_nobody_attends(tm
         assert taken == ModelInput.load(tmp_path / "person")
 
 
+@asynchronous
+async def test_a_run_that_starts_from_a_file_says_so_here_and_not_to_others(tmp_path, monkeypatch):
+    file = tmp_path / "mine.safetensors"
+    save_file(initial_model(), file)
+    monkeypatch.setattr("fedel.training.factory.initial_model", lambda _: (spec(), initial_model()))
+    pki = Pki(tmp_path)
+    job = RunConfig.parse({"strategy": {"name": "fedavg"}, "workload": {"initial": str(file)}})
+    async with servers(tmp_path, pki) as made:
+        words = made.coordinator_address, "night", job, tmp_path / "night", Console(file=StringIO())
+        followed = asyncio.create_task(run.one_run(*words, pki.tls("operator", "ada")))
+        await until(lambda: "night" in made.coordinator.runs, "the run")
+        await made.coordinator.runs["night"].control("stop_now")
+        await followed
+    result = runs.load(tmp_path / "night").result
+    assert result is not None
+    assert result.origin is not None
+    assert str(file) == result.origin.file
+    kept_by_servers = [
+        path for path in tmp_path.rglob("*") if path.is_file() and (tmp_path / "night") not in path.parents
+    ]
+    assert kept_by_servers
+    assert [] == [path for path in kept_by_servers if b"mine.safetensors" in path.read_bytes()]
+
+
 def test_the_federation_of_a_command_ends_with_it(tmp_path, monkeypatch):
-    async def paused(*_):
+    async def paused(*_, **__):
         raise ServiceError("run 'night' paused: no space")
 
     monkeypatch.setattr(run, "one_run", paused)

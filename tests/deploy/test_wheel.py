@@ -30,7 +30,7 @@ EXTRAS = {
     "postgres": {"psycopg[binary]"},
     "edge": {"fedel[edge-own-torch]", "torch"},
     "edge-own-torch": {"pillow", "rich", "safetensors"},
-    "desk": {"fedel[edge,plots,privacy,server]", "scikit-learn"},
+    "desk": {"fedel[edge,plots,privacy,server]", "scikit-learn", "tensorboardX"},
     "plots": {"matplotlib"},
     "privacy": {"dp-accounting"},
     "fuzz": {"atheris"},

@@ -1,4 +1,5 @@
 import argparse
+import hashlib
 import json
 import os
 import signal
@@ -6,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from safetensors.numpy import load_file
 
 from fedel import config
 from fedel.cli import simulate
@@ -14,6 +16,7 @@ from fedel.simulation.job import SimulationConfig
 from fedel.training.factory import initial_model
 from fedel.training.profile_io import save_profile
 from tests.simulation import tiny
+from tests.strategies.fakes import same_bits
 
 TABLE = {
     "workload": {"model": "tests.simulation.tiny:model", "data": "tests.simulation.tiny:data"},
@@ -122,3 +125,35 @@ def test_ctrl_c_stops_the_workers_and_the_run_goes_on_later(job_file, tmp_path, 
 
 if __name__ == "__main__":
     sys.exit(fedel_simulate(*sys.argv[1:]))
+
+
+def test_a_run_starts_from_a_model_of_another(job_file, tmp_path, capfd):
+    """It says so in its result, also if it is resumed when the file is gone; ``@best`` is not ``@last``."""
+    words = ("--out", tmp_path, "--executor", "serial")
+    assert 0 == fedel_simulate(job_file, *words, "--name", "one", "--set", "rounds.keep_every=1")
+    kept = tmp_path / "one" / "model-1.safetensors"
+    digest = hashlib.sha256(kept.read_bytes()).hexdigest()
+    more = (*words, "--from", "one@1", "--name", "two")
+    assert 0 == fedel_simulate(job_file, *more, "--set", "rounds.num_rounds=1", "--set", "work.lr=1e-30")
+    origin = json.loads((tmp_path / "two" / "result.json").read_text())["origin"]
+    assert {"file": str(kept), "sha256": digest} == origin
+    first, start = load_file(tmp_path / "two" / "model.safetensors"), load_file(kept)
+    weights = [name for name in start if name.endswith("weight")]
+    assert same_bits({n: start[n] for n in weights}, {n: first[n] for n in weights})
+    kept.rename(tmp_path / "elsewhere")
+    setting = f"workload.initial={kept}"
+    assert 0 == fedel_simulate(
+        job_file, *words, "--name", "two", "--resume", "--set", setting, "--set", "work.lr=1e-30"
+    )
+    result = json.loads((tmp_path / "two" / "result.json").read_text())
+    assert (2, origin) == (result["rounds"], result["origin"])
+    with pytest.raises(ConfigError, match=r"cannot go on with workload\.initial = ''"):
+        fedel_simulate(job_file, *words, "--name", "two", "--resume", "--set", "work.lr=1e-30")
+
+
+def test_a_finished_run_gets_more_rounds(job_file, tmp_path, capfd):
+    words = ("--out", tmp_path, "--executor", "serial")
+    assert 0 == fedel_simulate(job_file, *words, "--name", "one")
+    assert 0 == fedel_simulate(job_file, *words, "--name", "one", "--resume", "--set", "rounds.num_rounds=4")
+    assert 0 == fedel_simulate(job_file, *words, "--name", "whole", "--set", "rounds.num_rounds=4")
+    assert same_bits(*(load_file(tmp_path / name / "model.safetensors") for name in ("one", "whole")))
