@@ -138,8 +138,8 @@ def find(
         return _GIVEN.get()[name]
     if name.startswith(GIVEN):
         raise error(
-            f"{what} '{name}' was given as a Python object, which no file holds; give it again in Python, or name"
-            " it as package.module:attribute (docs/python.md)"
+            f"{what} '{name}' was given as a Python object, which no file holds; give it again in Python, or"
+            " name it as package.module:attribute (docs/python.md)"
         )
     if ":" in name:
         return load(name, what, error)

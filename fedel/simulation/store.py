@@ -92,8 +92,8 @@ class RunFolder:
             if not self.records():  # it failed before its first round was over, and may begin again
                 return
             raise ConfigError(
-                f"{self.path} holds a run already; continue it (--resume, in Python resume=True), choose another "
-                "name (--name, name=), or delete it"
+                f"{self.path} holds a run already; continue it (--resume, in Python resume=True), choose "
+                "another name (--name, name=), or delete it"
             )
         _check_same(config.read(self.path / "config.toml"), settings, self.path)
 

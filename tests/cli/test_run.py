@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedel.cli import run
+from fedel.api import federation as run
 from fedel.cli.local import Federation, LocalFleet
 from fedel.errors import ServiceError
 from fedel.job import RunConfig
@@ -32,7 +32,7 @@ def test_the_directory_is_written_from_what_was_followed(tmp_path):
     )
     clients = (client_record(client="one", deviation=0.25, device_type="orin"),)
     records = [round_record(round=n, version=n + 1, accuracy=0.5 - 0.1 * n, clients=clients) for n in range(2)]
-    run._write_directory(tmp_path, job, spec(), status, [record.to_json() for record in records])
+    run.write_directory(tmp_path, job, spec(), status, [record.to_json() for record in records])
     stored = runs.load(tmp_path)
     result = stored.result
     assert records == stored.rounds
@@ -94,7 +94,7 @@ async def test_a_run_that_pauses_by_itself_ends_a_command_that_nobody_attends(tm
 
 
 def test_the_federation_of_a_command_ends_with_it(tmp_path, monkeypatch):
-    async def paused(*_):
+    async def paused(*_, **__):
         raise ServiceError("run 'night' paused: no space")
 
     monkeypatch.setattr(run, "one_run", paused)
