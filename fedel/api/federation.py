@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -161,11 +162,12 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
             loop.close()
 
     thread = threading.Thread(target=wait, name="fedel-run")
-    thread.start()
     try:
+        thread.start()
         return answer.result()
     except KeyboardInterrupt:
-        loop.call_soon_threadsafe(task.cancel)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it was over just now
+            loop.call_soon_threadsafe(task.cancel)
         raise
     finally:
         thread.join()

@@ -68,6 +68,9 @@ def test_every_form_of_a_job_gives_the_same_run(job: dict[str, Any], tmp_path: P
 
 
 def test_objects_reach_forked_workers(job: dict[str, Any]) -> None:
+    """Also from a process that has trained something with torch itself, as a notebook may."""
+    torch.nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward()
+
     @dataclass(frozen=True)
     class Mine(FedAvg):
         name = "mine"
