@@ -38,8 +38,9 @@ def console_of(progress: Progress) -> Console:
     if progress is not True:
         return Console(quiet=True)
     # A notebook shows what is printed to stderr as if it were an error, and has no terminal for a bar.
-    in_notebook = Console().is_jupyter
-    return Console(file=sys.stdout if in_notebook else sys.stderr, force_jupyter=False)
+    if Console().is_jupyter:
+        return Console(file=sys.stdout, force_terminal=False, force_jupyter=False)
+    return Console(stderr=True)
 
 
 def heard(progress: Progress, record: RoundRecord) -> None:

@@ -102,7 +102,7 @@ def sentences(methods: Methods) -> list[str]:
     said = []
     if all(each.same_time for each in found):
         end = statistics.fmean(min(_seconds(run) for run in runs) for runs in seeds)
-        how = ", ".join(filter(None, (duration(end), clock(everyone[0]))))
+        how = f"{duration(end)} {clock(everyone[0])}".strip()
         said.append(f"After the same time ({how}): {_each(found, 'same_time')}.")
         said += _leads(found, "lead_same_time", "after the same time")
     elif not same_clock(everyone):

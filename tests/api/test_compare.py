@@ -61,7 +61,7 @@ def test_figures_by_hand() -> None:
     assert (4.0, 8.0) == (fedel_figures.seconds.mean, fedavg.seconds.mean)
     said = over_seeds.sentences(methods)
     assert said == [
-        "After the same time (4 s, virtual, backward passes only): FedEL 60.0 ± 24.8 %, FedAvg 10.0 ± 0.0 %.",
+        "After the same time (4 s virtual, backward passes only): FedEL 60.0 ± 24.8 %, FedAvg 10.0 ± 0.0 %.",
         "FedEL is better than FedAvg after the same time, by 50.0 ± 24.8 points.",
         "After the same rounds (4 rounds): FedEL 60.0 ± 24.8 %, FedAvg 50.0 ± 0.0 %.",
         "FedEL and FedAvg cannot be told apart after the same rounds: they differ by 10.0 ± 24.8 points.",

@@ -24,6 +24,7 @@ def test_the_quickstart_notebook(tmp_path: Path) -> None:
     assert "round  12/12" in texts
     assert "After the same time" in texts
     assert "<svg" in texts
+    assert "\x1b" not in texts, "codes for a terminal"
     assert "of the test samples are right" in texts
     assert (tmp_path / "runs" / "compare-job" / "report.html").exists()
 
