@@ -75,11 +75,20 @@ def override_key(table: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         value = text
-    *sections, key = path.strip().split(".")
+    put(table, path.strip(), value, f"--set {override}")
+
+
+def put(table: dict[str, Any], path: str, value: Any, where: str) -> None:
+    """Set ``section.key`` in place; sections that are missing are made.
+
+    >>> table = {"work": {"lr": 0.1}}; put(table, "work.lr", 0.2, "here"); table
+    {'work': {'lr': 0.2}}
+    """
+    *sections, key = path.split(".")
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {override}: '{section}' is a value, not a section")
+            raise ConfigError(f"{where}: '{section}' is a value, not a section")
     table[key] = value
 
 

@@ -3,6 +3,9 @@
 Two ways to name one: ``package.module:attribute``, or a name that an installed package has registered as an
 entry point in one of the groups ``fedel.models``, ``fedel.data`` and ``fedel.strategies``.
 
+In Python, objects can be given instead (``given``): a job names such an object ``object:NAME``, and only the
+process that gave it, and processes forked from that one, can run the job.
+
 A job can come from somebody else than the owner of the machine. So a device or server says which code a job may
 name (``Allowed``), and inside ``only(allowed)`` nothing else is imported, however it is named.
 """
@@ -30,6 +33,8 @@ _log = logging.getLogger(__name__)
 OWN = ("fedel.strategies", "fedel.training.factory:make_trainer")
 """FedEL's own that a job may name by its path. Its models and data sets have short names, which need none; the
 rest of FedEL can write files and open connections, and is not for jobs."""
+GIVEN = "object:"
+"""Begins the name of an object that was given in Python."""
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -111,6 +116,19 @@ def only(allowed: Allowed) -> Iterator[None]:
         _ALLOWED.reset(token)
 
 
+_GIVEN: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("given", default={})  # noqa: B039
+
+
+@contextmanager
+def given(objects: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, ``find`` knows these objects by their names, which begin with ``object:``."""
+    token = _GIVEN.set({**_GIVEN.get(), **objects})
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
 def registered(group: str) -> dict[str, str]:
     """Names that installed packages have registered in an entry point group, and what they stand for."""
     return {point.name: point.value for point in entry_points(group=group)}
@@ -120,6 +138,13 @@ def find(
     name: str, group: str, what: str, error: type[FedelError], known: Iterable[str] = ()
 ) -> Callable[..., Any]:
     """What the user calls ``name``, by its path or by entry point; ``known`` are FedEL's own, for the hint."""
+    if name in _GIVEN.get():
+        return _GIVEN.get()[name]
+    if name.startswith(GIVEN):
+        raise error(
+            f"{what} '{name}' was given as a Python object, which no file holds; give it again in Python, or"
+            " name it as package.module:attribute (docs/python.md)"
+        )
     if ":" in name:
         return load(name, what, error)
     theirs = registered(group)

@@ -256,3 +256,22 @@ def test_entry_points() -> None:
     assert build_model("flat", sample_input=torch.zeros(2, 4)).num_classes == 2
     with pytest.raises(ConfigError, match="did you mean 'registered'"):
         build({"name": "registred"})
+
+
+def test_an_object_is_found_while_it_is_given() -> None:
+    name = f"{plugins.GIVEN}net-1"
+
+    def found() -> object:
+        return plugins.find(name, "fedel.models", "model", ModelError)
+
+    with plugins.given({name: dict}):
+        assert found() is dict
+        with plugins.given({f"{plugins.GIVEN}other": list}):
+            assert found() is dict
+    with pytest.raises(ModelError, match=r"model 'object:net-1' was given as a Python object.*give it again"):
+        found()
+
+
+def test_a_device_knows_no_object_of_another_process() -> None:
+    with plugins.only(plugins.Allowed()), pytest.raises(ModelError, match="give it again"):
+        plugins.find(f"{plugins.GIVEN}net-1", "fedel.models", "model", ModelError)

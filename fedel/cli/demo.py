@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from fedel.api.federation import watched
 from fedel.cli import user_code
 from fedel.cli.data import show_progress
 from fedel.cli.local import Federation, LocalFleet, read_job
-from fedel.cli.run import watched
 from fedel.cli.screen import PHASES
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.job import RunConfig, Workload

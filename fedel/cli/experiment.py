@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fedel.api.progress import RunLines
 from fedel.cli import user_code
-from fedel.report.refusals import NewReasons
-from fedel.roles.gate import clean
 
 if TYPE_CHECKING:
     from fedel.experiments.pages import Report
     from fedel.experiments.plans import PlannedRun
-    from fedel.records import RoundRecord
 
 NAMES = (
     "headline",
@@ -57,7 +55,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--scale", default="small", help="ci (seconds), small (hours on two cores), paper, or a TOML file")
     add(
         "--tasks",
-        type=_words,
+        type=words,
         default=(),
         metavar="A,B",
         help="some of the scale's tasks, such as cifar10, speech, text",
@@ -86,7 +84,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.set_defaults(run=main)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """An option that takes several words, with commas between them."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -149,47 +148,11 @@ def _list(runs: list[PlannedRun], place: Path, as_json: bool) -> None:
     print(f"{sum(row['state'] == runner.DONE for row in rows)} of {len(rows)} runs are done")
 
 
-class _Lines:
-    """One line when a run begins, after every test of its model, and when it ends."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._new_reasons = NewReasons()
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    def run_begins(self, run: PlannedRun, place: int, total: int) -> None:
-        self._say(f"[{place}/{total}] {run.name}")
-        self._new_reasons = NewReasons()
-
-    def round_done(self, run: PlannedRun, record: RoundRecord, seconds_left: float) -> None:
-        if record.accuracy is not None:
-            self._say(
-                f"  round {record.round + 1:>3}/{run.num_rounds}  accuracy {100 * record.accuracy:.2f} %"
-                f"  {record.wall_seconds or 0.0:.1f} s here  {_duration(seconds_left)} left for all"
-            )
-        for reason in self._new_reasons.of(record):
-            self._say(clean(f"  round {record.round + 1}: {reason}"))
-
-    def run_ended(self, run: PlannedRun, said: str) -> None:  # noqa: ARG002
-        self._say(f"  {said}")
-
-
 @contextmanager
-def _screen() -> Iterator[_Lines]:
+def _screen() -> Iterator[RunLines]:
     console = Console(stderr=True)
     try:
-        yield _Lines(console)
+        yield RunLines(console)
     except KeyboardInterrupt:
         console.print("\nstopped; run the same command again to continue", highlight=False)
         raise
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(95), _duration(8000)
-    ('2 min', '2 h 13 min')
-    """
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -41,6 +41,7 @@ VERBS = {
     "audit": Verb("audit", "server", "replay a run from the servers' disks; name what is damaged or missing"),
     "chaos": Verb("chaos", "desk", "a drill: disturb a federation of its own, then audit what it made"),
     "simulate": Verb("simulate", "desk", "a fleet of a hundred unequal devices, on a virtual clock"),
+    "compare": Verb("compare", "desk", "simulate a job with several methods and seeds; one report"),
     "experiment": Verb(
         "experiment", "desk", "a table or figure of the paper: do the runs, compare the numbers"
     ),
@@ -87,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedelError as error:
         print(f"fedel {verb}: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if not sent:
-            print("\nstopped", file=sys.stderr)
+            print(f"\n{str(stop) or 'stopped'}", file=sys.stderr)
             return 128 + signal.SIGINT
         print(
             f"\nfedel {verb}: stopped before its end: another process sent {sent[0]}, perhaps because of a time"

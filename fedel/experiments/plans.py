@@ -170,7 +170,7 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
             for variant in (*planned.variants, *(_around_the_preset(scale) if planned.leaves_out else ())):
                 job = _job(overlaid(task.job, setting.job), variant, scale)
                 job = _longer(job, setting.longer if variant.has_short_rounds else 1)
-                table = _effective(job, seed, f"{scale.name}: {name}")
+                table = effective(job, seed, f"{scale.name}: {name}")
                 runs.append(PlannedRun(experiment, variant.label, name, seed, table))
     return sorted(runs, key=lambda run: run.seed)
 
@@ -212,13 +212,19 @@ def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     return sorted(found.values(), key=lambda run: run.seed)
 
 
-def _effective(job: Mapping[str, Any], seed: int, where: str) -> dict[str, Any]:
+def effective(job: Mapping[str, Any], seed: int, where: str) -> dict[str, Any]:
     """The job as it is stored, with the strategy's defaults, so that a changed default gives a new run."""
     parsed = SimulationConfig.parse({**job, "seed": seed}, where)
     table = parsed.table()
-    table["strategy"] = describe(build(table["strategy"]))
+    table["strategy"] = _with_defaults(table["strategy"])
     normalised: dict[str, Any] = json.loads(json.dumps(table))
     return normalised
+
+
+def _with_defaults(strategy: Mapping[str, Any]) -> dict[str, Any]:
+    """With the defaults of the method, under the name that the job has for it."""
+    table = {**describe(build(strategy)), "name": strategy["name"]}
+    return {**table, "base": _with_defaults(strategy["base"])} if "base" in strategy else table
 
 
 def _with_options(strategy: Mapping[str, Any], scale: Scale) -> dict[str, Any]:

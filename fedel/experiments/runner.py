@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +13,7 @@ from fedel.experiments.plans import PlannedRun
 from fedel.records import RoundRecord, RunResult
 from fedel.simulation import start
 from fedel.simulation.job import SimulationConfig
-from fedel.simulation.store import RunFolder
+from fedel.simulation.store import RunFolder, alone
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"
 
@@ -81,8 +79,8 @@ def do_missing(
         screen.run_begins(run, place + 1, len(todo))
         begin = time.monotonic()
         try:
-            with _alone(out / run.name) as alone:
-                if not alone:
+            with alone(out / run.name) as is_alone:
+                if not is_alone:
                     screen.run_ended(run, "skipped, because another process is working on it")
                     continue
                 result = _do(run, todo[place + 1 :], out, screen, pace, executor, num_workers)
@@ -122,19 +120,6 @@ def _do(
 def _stored(folder: Path) -> RunResult:
     file = folder / "result.json"
     return RunResult.from_json(file.read_text(encoding="utf-8"), str(file))
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Whether only this process works on the run; the lock is released when the process ends, in any way."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def _outcome_line(result: RunResult, seconds: float) -> str:

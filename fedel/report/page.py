@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedel.report import client_plots, curves, plots
@@ -15,9 +16,11 @@ from fedel.report.verdicts import verdicts
 from fedel.report.words import clocks_note
 from fedel.serialisation import to_json
 
+PagePicture = tuple[str, str, plots.Picture, str]
+"""File name, title, picture, and what to know about it."""
 _TESTS = f"Dots are single tests, lines are means of {curves.SMOOTH} tests."
 
-PICTURES = (
+PICTURES: Sequence[PagePicture] = (
     ("accuracy-by-time", "Accuracy by time", plots.accuracy_by_time, _TESTS),
     ("accuracy-by-round", "Accuracy by round", plots.accuracy_by_round, _TESTS),
     ("loss", "Loss", plots.loss_by_round, "Training: mean of the clients that count. Test: of the new model."),
@@ -51,10 +54,34 @@ PICTURES = (
     ),
     ("bytes", "Bytes", plots.bytes_by_round, "Sent (up) and received (down) per round, all clients together."),
 )
-"""File name, title, picture, and what to know about it."""
 
 _CSS = Path(__file__).with_name("report.css")
 _LOST_HEADS = ["method", "updates", "rounds", "clients", "reason"]
+
+
+@dataclass(frozen=True)
+class PageTable:
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    note: str = ""
+    kind: str = "numbers"
+    """Its class in ``report.css``."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report shows, in this order."""
+
+    title: str
+    about: Sequence[str]
+    sentences: Sequence[str]
+    tables: Sequence[PageTable]
+    pictures: Sequence[PagePicture]
+    """Each is drawn from ``drawn``."""
+    drawn: Sequence[StoredRun]
+    runs: Sequence[StoredRun]
+    """Listed with their settings."""
 
 
 def averaged(runs: Sequence[StoredRun]) -> list[str]:
@@ -69,46 +96,74 @@ def averaged(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def write(runs: Sequence[StoredRun], directory: Path, title: str = "") -> Path:
-    """Write ``report.html`` and ``report.md``; returns the page's path."""
-    title = title or " and ".join(labels(runs))
-    page = directory / "report.html"
-    page.write_text(_html(title, runs), encoding="utf-8")
-    (directory / "report.md").write_text(_markdown(title, runs), encoding="utf-8")
-    return page
+    """Write ``report.html`` and ``report.md`` about runs; returns the page's path."""
+    return write_page(page_of(runs, title), directory)
 
 
-def save_pictures(runs: Sequence[StoredRun], directory: Path, kind: str) -> list[Path]:
+def write_page(page: Page, directory: Path) -> Path:
+    file = directory / "report.html"
+    file.write_text(_html(page), encoding="utf-8")
+    (directory / "report.md").write_text(_markdown(page), encoding="utf-8")
+    return file
+
+
+def page_of(runs: Sequence[StoredRun], title: str = "") -> Page:
+    """The report about runs, side by side."""
+    return Page(
+        title=title or " and ".join(labels(runs)),
+        about=[*about(runs), *averaged(runs)],
+        sentences=verdicts(runs),
+        tables=run_tables(runs),
+        pictures=PICTURES,
+        drawn=runs,
+        runs=runs,
+    )
+
+
+def run_tables(runs: Sequence[StoredRun], title: str = "") -> list[PageTable]:
+    """The numbers of each run, and its updates that did not count."""
+    numbers, lost = table(runs), _lost(runs)
+    found = [PageTable(numbers.heads, numbers.rows, title, _note(numbers, runs))]
+    return [*found, PageTable(_LOST_HEADS, lost, "Updates that did not count", kind="words")] if lost else found
+
+
+def save_pictures(
+    runs: Sequence[StoredRun], directory: Path, kind: str, pictures: Sequence[PagePicture] = PICTURES
+) -> list[Path]:
     """Every picture as a file of its own, for a paper."""
     directory.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, _, picture, _ in PICTURES:
+    for name, _, picture, _ in pictures:
         files.append(directory / f"{name}.{kind}")
         plots.save(picture, runs, files[-1])
     return files
 
 
-def _html(title: str, runs: Sequence[StoredRun]) -> str:
-    numbers, lost = table(runs), _lost(runs)
+def _html(page: Page) -> str:
+    numbers = "".join(
+        (f"<h2>{html.escape(each.title)}</h2>" if each.title else "")
+        + _html_table(each.heads, each.rows, each.kind)
+        + (f"<p class=note>{html.escape(each.note)}</p>" if each.note else "")
+        for each in page.tables
+    )
     drawn = "".join(
         f"<h2>{html.escape(name)}</h2><p class=note>{html.escape(note)}</p>"
-        f"<figure>{plots.draw(picture, runs)}</figure>"
-        for _, name, picture, note in PICTURES
+        f"<figure>{plots.draw(picture, page.drawn)}</figure>"
+        for _, name, picture, note in page.pictures
     )
     settings = "".join(
         f"<details><summary>Configuration of {html.escape(run.name)}</summary><pre>"
         f"{html.escape(to_json(run.settings, pretty=True))}</pre></details>"
-        for run in runs
+        for run in page.runs
     )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{_CSS.read_text(encoding='utf-8')}</style>"
-        f"<h1>{html.escape(title)}</h1>"
-        + "".join(f"<p class=about>{html.escape(line)}</p>" for line in (*about(runs), *averaged(runs)))
-        + "".join(f"<p class=verdict>{html.escape(sentence)}</p>" for sentence in verdicts(runs))
-        + _html_table(numbers.heads, numbers.rows)
-        + f"<p class=note>{html.escape(_note(numbers, runs))}</p>"
-        + (f"<h2>Updates that did not count</h2>{_html_table(_LOST_HEADS, lost, 'words')}" if lost else "")
+        f"<title>{html.escape(page.title)}</title><style>{_CSS.read_text(encoding='utf-8')}</style>"
+        f"<h1>{html.escape(page.title)}</h1>"
+        + "".join(f"<p class=about>{html.escape(line)}</p>" for line in page.about)
+        + "".join(f"<p class=verdict>{html.escape(sentence)}</p>" for sentence in page.sentences)
+        + numbers
         + drawn
         + settings
         + "</html>\n"
@@ -122,14 +177,13 @@ def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str =
     return f"<div class=scroll>{made}</div>"
 
 
-def _markdown(title: str, runs: Sequence[StoredRun]) -> str:
-    numbers, lost = table(runs), _lost(runs)
-    lines = [f"# {title}", "", *(f"{line}\n" for line in (*about(runs), *averaged(runs)))]
-    lines += [f"{sentence}\n" for sentence in verdicts(runs)]
-    lines += [*_markdown_table(numbers.heads, numbers.rows), "", _note(numbers, runs), ""]
-    if lost:
-        lines += ["## Updates that did not count", "", *_markdown_table(_LOST_HEADS, lost), ""]
-    lines += [f"- {label}: `{run.path}`" for label, run in zip(labels(runs), runs, strict=True)]
+def _markdown(page: Page) -> str:
+    lines = [f"# {page.title}", "", *(f"{line}\n" for line in (*page.about, *page.sentences))]
+    for each in page.tables:
+        lines += [f"## {each.title}", ""] if each.title else []
+        lines += [*_markdown_table(each.heads, each.rows), ""]
+        lines += [each.note, ""] if each.note else []
+    lines += [f"- {label}: `{run.path}`" for label, run in zip(labels(page.runs), page.runs, strict=True)]
     return "\n".join(lines) + "\n"
 
 

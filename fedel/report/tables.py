@@ -36,13 +36,22 @@ def write_csv(runs: Sequence[StoredRun], directory: Path) -> list[Path]:
     for run in runs:
         files.append(_free(directory / f"{run.name}.csv", files))
         with files[-1].open("w", newline="", encoding="utf-8") as stream:
-            rows = csv.writer(stream, lineterminator="\n")
-            rows.writerow(COLUMNS)
-            for record, seconds in zip(run.rounds, run.seconds(), strict=True):
-                about = run.name, run.strategy, run.settings.get("seed", ""), record.round + 1, seconds
-                clock = int(run.is_virtual), record.scope
-                rows.writerow([*about, *clock, *(cell(record) for cell in _COLUMNS.values())])
+            lines = csv.writer(stream, lineterminator="\n")
+            lines.writerow(COLUMNS)
+            lines.writerows(rows(run))
     return files
+
+
+def rows(run: StoredRun) -> list[list[object]]:
+    """One per round, with the values of ``COLUMNS``; ``None`` is not measured."""
+    return [
+        [
+            *(run.name, run.strategy, run.settings.get("seed", ""), record.round + 1, seconds),
+            *(int(run.is_virtual), record.scope),
+            *(cell(record) for cell in _COLUMNS.values()),
+        ]
+        for record, seconds in zip(run.rounds, run.seconds(), strict=True)
+    ]
 
 
 def _free(file: Path, taken: Sequence[Path]) -> Path:

@@ -67,6 +67,8 @@ def session(
     model = fresh_model(run, data)
     parts = split(data, job.partition, run.seed)
     kept = path / "profile.json"
+    if not resume:  # of a run that failed before its first round was over, perhaps with another model
+        kept.unlink(missing_ok=True)
     base = load_profile(kept, model.spec) if kept.exists() else base_profile(job.fleet.base, run, model, data)
     clients = devices.build(job.fleet, base, model.spec, list(map(len, parts)), job.network, run.seed)
     checkpoint = folder.open(job.table())

@@ -6,10 +6,12 @@ get so far are ignored and overwritten.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,19 @@ class _Saved:
     untrained_rounds: Mapping[str, int] = field(default_factory=dict)
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[bool]:
+    """Whether only this process works on the run; the lock is released when the process ends, in any way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,9 +89,11 @@ class RunFolder:
         if not (self.path / "config.toml").exists():
             return
         if not resume:
+            if not self.records():  # it failed before its first round was over, and may begin again
+                return
             raise ConfigError(
-                f"{self.path} holds a run already; continue it with --resume, choose another --name, or "
-                "delete it"
+                f"{self.path} holds a run already; continue it (--resume, in Python resume=True), choose "
+                "another name (--name, name=), or delete it"
             )
         _check_same(config.read(self.path / "config.toml"), settings, self.path)
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from fedel.cli import run
+from fedel.api import federation as run
 from fedel.cli.local import Federation, LocalFleet
 from fedel.data.model_input import ModelInput
 from fedel.errors import ServiceError
@@ -34,7 +34,7 @@ def test_the_directory_is_written_from_what_was_followed(tmp_path):
     )
     clients = (client_record(client="one", deviation=0.25, device_type="orin"),)
     records = [round_record(round=n, version=n + 1, accuracy=0.5 - 0.1 * n, clients=clients) for n in range(2)]
-    run._write_directory(tmp_path, job, spec(), status, [record.to_json() for record in records])
+    run.write_directory(tmp_path, job, spec(), status, [record.to_json() for record in records])
     stored = runs.load(tmp_path)
     result = stored.result
     assert records == stored.rounds

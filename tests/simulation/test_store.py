@@ -7,7 +7,7 @@ import pytest
 
 from fedel.errors import ConfigError
 from fedel.roles.planner import Handover
-from fedel.simulation.store import Checkpoint, RunFolder
+from fedel.simulation.store import Checkpoint, RunFolder, alone
 from fedel.types import UploadSettings
 from tests.simulation.fakes import play, run_config
 from tests.strategies import fakes
@@ -110,11 +110,23 @@ def test_old_rounds_leave_nothing_behind(tmp_path):
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path):
-    folder, settings = RunFolder(tmp_path), run_config().table()
-    folder.check(settings, resume=False)
-    folder.open(settings)
+    run = run_config(num_rounds=1)
+    RunFolder(tmp_path).check(run.table(), resume=False)
+    play(run, fleet(3), folder=tmp_path)
     with pytest.raises(ConfigError, match="--resume"):
-        folder.check(settings, resume=False)
+        RunFolder(tmp_path).check(run.table(), resume=False)
+
+
+def test_a_run_that_closed_no_round_does_not_block_its_name(tmp_path):
+    RunFolder(tmp_path).open(run_config().table())
+    RunFolder(tmp_path).check(run_config(seed=9).table(), resume=False)
+
+
+def test_one_process_at_a_time(tmp_path):
+    with alone(tmp_path) as first, alone(tmp_path) as second:
+        assert (True, False) == (first, second)
+    with alone(tmp_path) as later:
+        assert later
 
 
 def test_a_run_goes_on_only_with_another_number_of_rounds(tmp_path):

@@ -1,0 +1,299 @@
+"""``fedel.run``: a job on real servers and agents, on this machine or on a federation elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedel_coordinator.run_directory import RunDirectory
+from rich.console import Console
+
+from fedel import config, plugins
+from fedel.api import jobs
+from fedel.api.jobs import Job, JobTable, Overrides
+from fedel.api.progress import Progress, Stopped, console_of, heard, say
+from fedel.api.results import Result
+from fedel.cli import user_code
+from fedel.cli.local import Federation, LocalFleet
+from fedel.cli.screen import PHASES, Screen, more_than_there_are
+from fedel.cli.submit import create, follow, save_model
+from fedel.data.model_input import ModelInput
+from fedel.errors import ConfigError, ServiceError
+from fedel.files import write_atomic
+from fedel.job import RunConfig
+from fedel.records import Origin, RoundRecord, RunResult, best_of, run_result
+from fedel.report import runs
+from fedel.roles.run_state import TRIES_AGAIN
+from fedel.security.tls import Tls
+from fedel.simulation.job import SimulationConfig
+from fedel.strategies import build
+from fedel.strategies.base import clock_of
+from fedel.tracking import OnRound, ignore, tracked
+from fedel.types import Array, ModelSpec
+from fedel.v1 import coordinator_pb2 as pb
+
+T = TypeVar("T")
+
+
+def run(
+    job: Job,
+    *,
+    model: Any = None,
+    data: Any = None,
+    strategy: Any = None,
+    overrides: Overrides = (),
+    name: str = "",
+    out: str | Path = "runs",
+    coordinator: str = "",
+    certs: str | Path = "",
+    mlflow: str = "",
+    progress: Progress = True,
+) -> Result:
+    """Run a job on real servers and agents: processes of this machine, or a federation that runs already.
+
+    Models, data and methods reach those processes by name only. A function or class of a module is named by
+    itself; one of a notebook, and arrays, are refused: put them into a module, or use ``fedel.simulate``.
+    Ctrl-C ends the processes and with them the run; at a federation elsewhere, the run goes on.
+
+    Args:
+        job: the path of a TOML file, a table with the same keys, or a ``RunConfig``.
+        model: a function (or class) of a module that returns a ``torch.nn.Module``, or a name.
+        data: a function of a module that returns the data, or a name.
+        strategy: the name of a method, its table, or a method object.
+        overrides: settings on top of the job: ``{"rounds.num_rounds": 5}``.
+        name: of the run; by default job, method and time.
+        out: the directory of runs.
+        coordinator: ``HOST:PORT`` of a federation that runs already.
+        certs: the folder of your certificate for it.
+        mlflow: address of an MLflow server that gets every round, ``http://HOST:PORT``.
+        progress: ``True`` shows every round, ``False`` nothing, a function gets every ``RoundRecord``.
+    """
+    if isinstance(job, SimulationConfig):
+        raise ConfigError(
+            "job: a SimulationConfig has virtual devices; give its .run, a RunConfig, or simulate it"
+        )
+    made = jobs.read(job, model=model, data=data, strategy=strategy, overrides=overrides)
+    _check_names(made)
+    fleet = config.parse(LocalFleet, made.table.pop("fleet", {}), f"{made.where}: [fleet]")
+    parsed = RunConfig.parse(made.table, made.where)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
+    out = Path(out)
+    directory, console = out / name, console_of(progress)
+    if directory.exists():
+        raise ConfigError(f"{directory} exists already: choose another name (--name, name=), or delete it")
+    fleet_size = 0 if coordinator else len(fleet.slowdowns)
+    if fleet_size and (too_many := more_than_there_are(parsed.rounds.num_participants, fleet_size)):
+        say(console, too_many, "yellow")
+    try:
+        with tracked(mlflow, directory, parsed.table()) as track:
+
+            def on_round(record: RoundRecord) -> None:
+                track(record)
+                heard(progress, record)
+
+            if coordinator:
+                tls, attended = Tls.of_user(str(certs)), console.is_terminal
+                words = coordinator, name, parsed, directory, console, tls
+                status = finished(one_run(*words, attended=attended, on_round=on_round))
+            else:
+                own, code = _folders(made), user_code.packages(parsed)
+                with Federation(directory / "federation", out, fleet, own, code) as federation:
+                    say(console, f"live page: {federation.page}")
+                    status = finished(watched(federation, name, parsed, directory, console, on_round))
+                federation.forget_state()
+    except KeyboardInterrupt:
+        goes_on = (
+            f"the run goes on at {coordinator}" if coordinator else f"its rounds so far are in {directory}"
+        )
+        raise Stopped(f"stopped; {goes_on}") from None
+    if status.phase != pb.RUN_PHASE_FINISHED:
+        raise ServiceError(
+            f"run '{status.run}' {PHASES.get(status.phase, '?')}: {status.message or 'no reason given'}"
+        )
+    return Result(runs.load(directory), made.objects)
+
+
+def _check_names(made: JobTable) -> None:
+    """An object of this process is of no use to others."""
+    if not made.objects.by_name:
+        return
+    workload = made.table.get("workload", {})
+    named = {key: workload.get(key) for key in ("model", "data")} | {"strategy": made.strategy.get("name")}
+    what = next((key for key, name in named.items() if str(name).startswith(plugins.GIVEN)), "strategy")
+    raise ConfigError(
+        f"{what}: this object lies in no module, so the agents, which are other processes, cannot get it; put"
+        " it into a file and name it as module:function, or simulate the job: fedel.simulate takes objects"
+    )
+
+
+def _folders(made: JobTable) -> list[str]:
+    """Where the processes find the user's code: as the command has it, and where this process found it."""
+    found = user_code.folders(made.file)
+    workload = made.table.get("workload", {})
+    for path in (workload.get("model", ""), workload.get("data", ""), *_methods(made.strategy)):
+        module = sys.modules.get(str(path).partition(":")[0]) if ":" in str(path) else None
+        file = getattr(module, "__file__", None)
+        if module is not None and file:
+            found.append(str(Path(file).absolute().parents[module.__name__.count(".")]))
+    return list(dict.fromkeys(found))
+
+
+def _methods(strategy: Mapping[str, Any]) -> list[str]:
+    base = strategy.get("base")
+    return [str(strategy.get("name", "")), *(_methods(base) if isinstance(base, Mapping) else ())]
+
+
+def finished(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Wait for a coroutine, also in a notebook, whose thread has an event loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    answer: Future[T] = Future()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(coroutine)
+
+    def wait() -> None:
+        try:
+            answer.set_result(loop.run_until_complete(task))
+        except BaseException as error:
+            answer.set_exception(error)
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=wait, name="fedel-run")
+    try:
+        thread.start()
+        return answer.result()
+    except KeyboardInterrupt:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it was over just now
+            loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join()
+
+
+async def watched(
+    federation: Federation,
+    name: str,
+    job: RunConfig,
+    directory: Path,
+    console: Console,
+    on_round: OnRound = ignore,
+) -> pb.RunStatus:
+    """Follow the run until it is over. Raises if a process of the federation ends by itself."""
+    address, tls = federation.coordinator, federation.tls
+    run = asyncio.create_task(one_run(address, name, job, directory, console, tls, on_round=on_round))
+    watch = asyncio.create_task(federation.watch())
+    try:
+        done, pending = await asyncio.wait({run, watch}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        run.cancel()
+        watch.cancel()
+        raise
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    if watch in done:
+        watch.result()
+    try:
+        return run.result()
+    except ServiceError as error:
+        raise ServiceError(
+            f"{error}\nThis command started the federation, which ends with it: mend the cause, then start the"
+            f" job again. The logs are in {federation.logs}."
+        ) from None
+
+
+async def one_run(
+    address: str,
+    name: str,
+    job: RunConfig,
+    directory: Path,
+    console: Console,
+    tls: Tls | None = None,
+    *,
+    attended: bool = False,
+    on_round: OnRound = ignore,
+) -> pb.RunStatus:
+    """Create the run, follow it to its end, and download its model.
+
+    A run that paused by itself goes on when a person mends the cause: it is followed if one is ``attended``.
+    """
+    from fedel.training.initial import origin_of  # torch takes seconds to import
+
+    taken, spec, tensors = await asyncio.to_thread(first_model, job)
+    origin = await asyncio.to_thread(origin_of, job.workload)
+    directory.mkdir(parents=True, exist_ok=True)
+    taken.save(directory)
+    await create(address, name, job, spec, tensors, tls)
+    records: list[str] = []
+    with Screen(console, spec.num_blocks) as screen:
+
+        def show(status: pb.RunStatus) -> None:
+            records.extend(status.rounds_json)
+            screen.show(status)
+            for line in status.rounds_json:
+                on_round(RoundRecord.from_json(line))
+            if not attended and has_paused_itself(status):
+                raise ServiceError(f"run '{name}' paused: {status.message}")
+
+        status = await follow(address, name, show, tls)
+    await save_model(address, name, directory / "model.safetensors", tls)
+    if best := best_of([RoundRecord.from_json(line) for line in records]):
+        await save_model(address, name, directory / "best.safetensors", tls, best.version)
+    if not (directory / "rounds.jsonl").exists():
+        write_directory(directory, job, spec, status, records)
+    if origin:
+        _add_origin(directory / "result.json", origin)
+    return status
+
+
+def first_model(job: RunConfig) -> tuple[ModelInput, ModelSpec, dict[str, Array]]:
+    """What the model takes, its tensors, and the values that they start from."""
+    from fedel.training.factory import initial_model, make_data  # torch takes seconds to import
+
+    data = make_data(job)
+    return ModelInput.of(data), *initial_model(job, data=data)
+
+
+def has_paused_itself(status: pb.RunStatus) -> bool:
+    """Whether the run cannot go on before somebody mends something."""
+    return status.phase == pb.RUN_PHASE_PAUSED and status.message.endswith(TRIES_AGAIN)
+
+
+def write_directory(
+    directory: Path, job: RunConfig, spec: ModelSpec, status: pb.RunStatus, records: list[str]
+) -> None:
+    """The files of the run, if the coordinator is on another machine and keeps its own copy there."""
+    strategy = build(job.strategy)
+    result = run_result(
+        name=status.run,
+        phase=PHASES[status.phase],
+        message=status.message,
+        strategy=strategy.name,
+        seed=job.seed,
+        scope=clock_of(strategy),
+        weights=[tensor.name for tensor in spec.weights],
+        records=[RoundRecord.from_json(text) for text in records],
+        wall_seconds=time.time() - status.created_at,
+        model_version=status.model_version,
+    )
+    files = RunDirectory(directory)
+    files.start(job.table(), records)
+    files.finish(result)
+
+
+def _add_origin(file: Path, origin: Origin) -> None:
+    """Servers do not know what the first model was made from."""
+    result = RunResult.from_json(file.read_bytes(), str(file))
+    write_atomic(file, replace(result, origin=origin).to_json())
