@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedel import config
 from fedel.api.objects import Objects
 from fedel.errors import ConfigError
-from fedel.job import RunConfig
 from fedel.records import RoundRecord, RunResult
 from fedel.report import runs, tables
 from fedel.report.runs import StoredRun
@@ -69,11 +68,11 @@ class Result:
         """One row per round, with the columns of ``fedel report --csv``. Needs pandas."""
         return frame([self.stored])
 
-    def model(self, exit: int | None = None, round: str = "last") -> nn.Module:  # noqa: A002
+    def model(self, exit: int | None = None, round: str = "last") -> nn.Module:
         """The trained network, ready to use: in eval mode, its weights frozen.
 
-        With ``exit`` only the blocks up to that early exit, a smaller network (docs/use-the-model.md). ``round``
-        is ``last``, ``best`` or a number of rounds. It takes what the network took in training.
+        With ``exit`` only the blocks up to that early exit: a smaller network (docs/use-the-model.md).
+        ``round`` is ``last``, ``best``, or a number of rounds after which the model was kept.
         """
         from fedel.models.deploy import trained
 

@@ -215,11 +215,16 @@ def kept_rounds(run: runs.StoredRun) -> dict[int, Path]:
 def _file_of(run: runs.StoredRun, round: str | int) -> tuple[int, Path]:
     kept, best = kept_rounds(run), best_of(run.rounds)
     if not kept:
-        raise ConfigError(f"{run.path} has no model: the run is not over; continue it, or start it again")
-    there = f"there are the rounds {', '.join(map(str, sorted(kept)))}: choose one with --round"
+        raise ConfigError(
+            f"{run.path} has no model: the run is not over; continue it (--resume, in Python resume=True)"
+        )
+    there = f"choose one of the rounds {', '.join(map(str, sorted(kept)))} (--round, in Python round=)"
     if round == "last":
         if run.result is None:
-            raise ConfigError(f"{run.path}: the run is not over, so it has no last model; {there}")
+            raise ConfigError(
+                f"{run.path}: the run is not over, so it has no last model; continue it (--resume, in Python"
+                f" resume=True), or {there}"
+            )
         number = run.result.rounds
     elif round == "best":
         if best is None:

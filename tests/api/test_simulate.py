@@ -204,7 +204,7 @@ def test_two_processes_do_not_work_on_one_run(job: dict[str, Any]) -> None:
         ({"model": net()()}, ModelError, "give the function or class that makes it"),
         ({"model": 3}, ModelError, "a function that returns a torch.nn.Module"),
         ({"data": 3}, DataError, "x_train, y_train, x_test, y_test"),
-        ({"data": (1, 2)}, DataError, "expected"),
+        ({"data": (1, 2)}, DataError, "map-style"),
         ({"strategy": 3}, ConfigError, "give the name of a method"),
         ({"strategy": "fedell"}, ConfigError, "did you mean 'fedel'"),
         ({"overrides": {"work.lrr": 1}}, ConfigError, "did you mean 'lr'"),

@@ -101,7 +101,8 @@ async def test_a_run_that_pauses_by_itself_ends_a_command_that_nobody_attends(tm
 async def test_a_run_that_starts_from_a_file_says_so_here_and_not_to_others(tmp_path, monkeypatch):
     file = tmp_path / "mine.safetensors"
     save_file(initial_model(), file)
-    monkeypatch.setattr("fedel.training.factory.initial_model", lambda _: (spec(), initial_model()))
+    taken = ModelInput((4,), "float32", ("a", "b"))
+    monkeypatch.setattr(run, "first_model", lambda _: (taken, spec(), initial_model()))
     pki = Pki(tmp_path)
     job = RunConfig.parse({"strategy": {"name": "fedavg"}, "workload": {"initial": str(file)}})
     async with servers(tmp_path, pki) as made:
