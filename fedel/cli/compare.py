@@ -23,7 +23,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = verbs.add_parser(
         "compare",
         description="Simulate a job with several methods, each with the same seeds. The report has means and "
-        "95 %% intervals at equal time and after equal rounds. Runs that are done are used again, so the same "
+        "95 % intervals at equal time and after equal rounds. Runs that are done are used again, so the same "
         "command goes on after Ctrl-C.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -16,7 +16,7 @@ from fedel.serialisation import to_json
 
 EXAMPLE = """example:
   fedel simulate configs/simulation.toml
-  fedel simulate configs/simulation.toml --set strategy.name=fedavg --workers 8
+  fedel simulate configs/simulation.toml --set work.lr=0.05 --workers 8
   fedel simulate configs/simulation.toml --resume        # continue after Ctrl-C
 """
 
