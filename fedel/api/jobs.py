@@ -77,11 +77,7 @@ def read(
             f"job: a {type(job).__name__}; give the path of a TOML file, a table with its keys, or a"
             " SimulationConfig or RunConfig"
         )
-    for each in overrides.items() if isinstance(overrides, Mapping) else overrides:
-        if isinstance(each, str):
-            config.override_key(table, each)
-        else:
-            config.put(table, each[0], each[1], f"overrides: {each[0]}")
+    _override(table, overrides if isinstance(overrides, Mapping) else list(overrides))
     where, stem = (str(file), file.stem) if file else ("job", "job")
     made = JobTable(table, where, stem, Objects(), file)
     if model is not None:
@@ -91,6 +87,31 @@ def read(
     if strategy is not None:
         table["strategy"] = made.method(strategy)
     return made
+
+
+def _override(table: dict[str, Any], overrides: Overrides) -> None:
+    """In place. Another method starts from its own defaults: the job's options are for the method it names.
+
+    >>> table = {"strategy": {"name": "fedel", "beta": 0.4}}
+    >>> _override(table, ["strategy.name=fedavg", "strategy.weighting=samples"]); table
+    {'strategy': {'name': 'fedavg', 'weighting': 'samples'}}
+    """
+    asked: dict[str, Any] = {}
+    _apply(asked, overrides)
+    strategy, wanted = table.get("strategy"), asked.get("strategy")
+    if isinstance(strategy, Mapping) and isinstance(wanted, Mapping):
+        name = strategy.get("name")
+        if wanted.get("name", name) != name:
+            table["strategy"] = {}
+    _apply(table, overrides)
+
+
+def _apply(table: dict[str, Any], overrides: Overrides) -> None:
+    for each in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        if isinstance(each, str):
+            config.override_key(table, each)
+        else:
+            config.put(table, each[0], each[1], f"overrides: {each[0]}")
 
 
 def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
