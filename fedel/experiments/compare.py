@@ -169,8 +169,8 @@ def _seed(run: StoredRun) -> int:
 
 
 def _after(run: StoredRun, num_rounds: int) -> float | None:
-    tests = [(seconds, value) for number, seconds, value in run.accuracies() if number < num_rounds]
-    return curves.smoothed(tests)[-1][1] if tests else None
+    tests = [value for number, _, value in run.accuracies() if number < num_rounds]
+    return curves.in_a_row(tests)[-1] if tests else None
 
 
 def _estimate(values: Sequence[float | None] | None) -> Estimate | None:

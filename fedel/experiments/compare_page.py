@@ -19,8 +19,8 @@ from fedel.report.page import Page, PagePicture, PageTable
 from fedel.report.runs import StoredRun
 
 _BAND = (
-    f"Lines are means over seeds of curves that are means of {curves.SMOOTH} tests; bands are 95 % confidence "
-    "intervals, where there is more than one seed."
+    f"Lines are means over seeds of curves, each a mean over the last {curves.SMOOTH:.0%} of the time so far; "
+    "bands are 95 % confidence intervals, where there is more than one seed."
 )
 _FIRST_SEED = ("loss", "client-time", "phases", "deviation", "tensors", "bytes")
 
@@ -45,7 +45,7 @@ def table(found: Sequence[MethodFigures]) -> TextTable:
     heads = ["method", "seeds", "same time", "same rounds", "rounds", "virtual s/round", "virtual s"]
     note = (
         "same time: accuracy when the shortest run of a seed ends, as a mean over the last quarter of that "
-        f"time; same rounds: after as many rounds as all have, as a mean of the last {curves.SMOOTH} tests; "
+        f"time; same rounds: after as many rounds as all have, as a mean of the last {curves.IN_A_ROW} tests; "
         "virtual s: of all rounds; MB: of all clients and rounds, means over seeds. "
     )
     return TextTable([*heads, "MB up", "MB down"], rows, note + compare.interval_note(len(found[0].seeds)))

@@ -17,11 +17,8 @@ from fedel.experiments.sections import shown
 from fedel.experiments.stats import FAILS, HOLDS, UNDECIDED, UNKNOWN, Estimate, at_least, estimate
 from fedel.records import RoundRecord
 from fedel.report import runs as reports
+from fedel.report.curves import smoothed
 
-SMOOTH = 0.1
-"""A point of a curve is the mean of the tests in this last share of the time so far: slow devices slide
-together, and single tests jump. It is no number of tests: methods with long rounds have few, and a mean over
-many of their rounds would hold them back."""
 HOLD = 3
 """A target is reached at the first of this many tests in a row at which the smoothed curve holds it."""
 LAST = 0.25
@@ -67,11 +64,7 @@ class Outcome:
         """
         spent = itertools.accumulate(_seconds(record, scope) for record in self.report.rounds)
         tested = [s for s, record in zip(spent, self.report.rounds, strict=True) if record.tested]
-        points = list(zip(tested, self.tests, strict=True))
-        return [
-            (now, statistics.fmean(value for s, value in points if (1 - SMOOTH) * now < s <= now))
-            for now in tested
-        ]
+        return smoothed(list(zip(tested, self.tests, strict=True)))
 
     def _metric(self, accuracy: float, loss: float | None) -> float:
         if not self.lower_is_better:

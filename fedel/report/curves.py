@@ -1,4 +1,4 @@
-"""Curves that may be compared: means of several tests, and targets that are held. Single tests jump."""
+"""Curves that may be compared: means over time, and targets that are held. Single tests jump."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-SMOOTH = 4
-"""A point of a smoothed curve is the mean of this many tests: the test and those just before it."""
+SMOOTH = 0.1
+"""A point of a smoothed curve is the mean of the tests in this last share of the time so far. It is no number
+of tests: runs with long rounds have few, and a mean over many of their rounds would hold them back."""
+IN_A_ROW = 4
+"""Tests in the mean that stands for one run alone."""
 HOLD = 3
 """A target is reached at the first of this many points in a row that are as good as it."""
 LATE, NUM_LATE = 0.25, 100
@@ -19,17 +22,25 @@ Curve = Sequence[tuple[float, float]]
 """Seconds and value of every test. Higher is better; negate a value of which less is better."""
 
 
-def smoothed(tests: Curve, smooth: int = SMOOTH) -> list[tuple[float, float]]:
-    """The first points are means of the few tests that there are.
-
-    >>> smoothed([(1.0, 0.0), (2.0, 1.0), (3.0, 2.0)], smooth=2)
-    [(1.0, 0.0), (2.0, 0.5), (3.0, 1.5)]
+def smoothed(tests: Curve) -> list[tuple[float, float]]:
     """
-    values = [value for _, value in tests]
-    return [
-        (seconds, statistics.fmean(values[max(0, i + 1 - smooth) : i + 1]))
-        for i, (seconds, _) in enumerate(tests)
-    ]
+    >>> smoothed([(1.0, 0.0), (19.5, 1.0), (20.0, 2.0)])
+    [(1.0, 0.0), (19.5, 1.0), (20.0, 1.5)]
+    """
+    points = []
+    for i, (now, value) in enumerate(tests):
+        late = [before for seconds, before in tests[:i] if seconds > (1 - SMOOTH) * now]
+        points.append((now, statistics.fmean([*late, value])))
+    return points
+
+
+def in_a_row(values: Sequence[float]) -> list[float]:
+    """Each test averaged with those just before it; the first are means of the few that there are.
+
+    >>> in_a_row([0.0, 1.0, 2.0, 3.0, 4.0])
+    [0.0, 0.5, 1.0, 1.5, 2.5]
+    """
+    return [statistics.fmean(values[max(0, i + 1 - IN_A_ROW) : i + 1]) for i in range(len(values))]
 
 
 def late_mean(tests: Curve, seconds: float) -> float | None:

@@ -62,7 +62,7 @@ def figures(run: StoredRun) -> RunFigures:
         num_clients=run.num_clients,
         seed=seed if isinstance(seed, int) else None,
         accuracy=accuracies[-1] if accuracies else None,
-        smoothed_accuracy=run.curve()[-1][1] if accuracies else None,
+        smoothed_accuracy=run.means()[-1] if accuracies else None,
         best_accuracy=max(accuracies, default=None),
         test_loss=losses[-1] if losses else None,
         num_classes=run.num_classes,
@@ -93,7 +93,7 @@ class Column:
 
 _COLUMNS = (
     Column("rounds", "", lambda f: str(f.rounds)),
-    Column("accuracy", f"mean of the last {curves.SMOOTH} tests", lambda f: percent(f.smoothed_accuracy)),
+    Column("accuracy", f"mean of the last {curves.IN_A_ROW} tests", lambda f: percent(f.smoothed_accuracy)),
     Column("last", "the last test alone", lambda f: percent(f.accuracy)),
     Column("best", "the best single test", lambda f: percent(f.best_accuracy)),
     Column("s/round", "mean seconds per round", lambda f: number(f.seconds_per_round, 3)),

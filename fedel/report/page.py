@@ -18,7 +18,7 @@ from fedel.serialisation import to_json
 
 PagePicture = tuple[str, str, plots.Picture, str]
 """File name, title, picture, and what to know about it."""
-_TESTS = f"Dots are single tests, lines are means of {curves.SMOOTH} tests."
+_TESTS = f"Dots are single tests, lines are means over the last {curves.SMOOTH:.0%} of the time so far."
 
 PICTURES: Sequence[PagePicture] = (
     ("accuracy-by-time", "Accuracy by time", plots.accuracy_by_time, _TESTS),

@@ -115,6 +115,10 @@ class StoredRun:
         """Seconds and accuracy of every test, smoothed."""
         return curves.smoothed(self.tests())
 
+    def means(self) -> list[float]:
+        """The accuracy of every test, averaged with the few before it."""
+        return curves.in_a_row([accuracy for _, _, accuracy in self.accuracies()])
+
     def tests(self) -> list[tuple[float, float]]:
         """Seconds and accuracy of every test."""
         return [(seconds, accuracy) for _, seconds, accuracy in self.accuracies()]
@@ -122,8 +126,8 @@ class StoredRun:
     @property
     def is_at_chance(self) -> bool:
         """Whether its last tests are no better than guessing. Where the number of classes is not known, no."""
-        curve = self.curve()
-        return bool(curve and self.num_classes and curves.is_at_chance(curve[-1][1], self.num_classes))
+        means = self.means()
+        return bool(means and self.num_classes and curves.is_at_chance(means[-1], self.num_classes))
 
     def clients(self) -> list[str]:
         return sorted({entry.client for record in self.rounds for entry in record.clients})

@@ -42,18 +42,18 @@ def _alone(label: str, run: StoredRun) -> str:
     if not run.rounds:
         said = run.result.message if run.result else ""
         return f"{label}: no round is closed{f' ({run.phase}: {said})' if said else ''}."
-    curve = run.curve()
-    how = f" (mean of the last {len(curve[-curves.SMOOTH :])} tests)" if len(curve) > 1 else ""
+    means = run.means()
+    how = f" (mean of the last {len(means[-curves.IN_A_ROW :])} tests)" if len(means) > 1 else ""
     after = f"after {plural(len(run.rounds), 'round')}, {_time(run.seconds()[-1], run)}"
-    return f"{label}: {_tested(curve[-1][1] if curve else None)}{how} {after}."
+    return f"{label}: {_tested(means[-1] if means else None)}{how} {after}."
 
 
 def _troubles(label: str, run: StoredRun) -> list[str]:
     sentences = []
-    curve, classes = run.curve(), run.num_classes
+    classes = run.num_classes
     if run.is_at_chance and classes:
         chance = f"{percent(1 / classes)} is chance for {classes} classes"
-        best = max(curve, key=lambda point: point[1])[1]
+        best = max(run.means())
         sentences.append(
             f"{label} has not learned: {chance}."
             if curves.is_at_chance(best, classes)
@@ -87,7 +87,7 @@ def _time_to_target(first: Named, other: Named) -> list[str]:
     if not seconds[0] or not seconds[1]:
         return []
     return [
-        f"Both get to {percent(target)} and hold it for {curves.HOLD} tests (means of {curves.SMOOTH} tests): "
+        f"Both get to {percent(target)} and hold it for {curves.HOLD} tests: "
         f"{first[0]} after {_short(seconds[0], first[1])}, {other[0]} after {_short(seconds[1], other[1])}, "
         f"a speed-up of {seconds[1] / seconds[0]:.2f}."
     ]

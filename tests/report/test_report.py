@@ -29,7 +29,8 @@ def pair(tmp_path):
 def test_a_run_knows_its_time_and_its_curve(pair):
     fast, slow = pair
     assert [(0, 1.0, 0.1), (1, 2.0, 0.5), (2, 3.0, 0.7)] == fast.accuracies()
-    assert [(4.0, 0.2), (12.0, pytest.approx(0.4))] == slow.curve()
+    assert [(4.0, 0.2), (12.0, 0.6)] == slow.curve()
+    assert [0.2, pytest.approx(0.4)] == slow.means()
 
 
 def test_an_average_is_named(pair, tmp_path):

@@ -8,10 +8,11 @@ from typing import Any
 
 from fedel.experiments import pictures
 from fedel.experiments.analyses.table1 import POINTS_BELOW, final
-from fedel.experiments.outcomes import CLOCKS, HOLD, SMOOTH, Outcome, Outcomes, mean
+from fedel.experiments.outcomes import CLOCKS, HOLD, Outcome, Outcomes, mean
 from fedel.experiments.plans import BEST, CONTROLS, WHOLE_STEP
 from fedel.experiments.sections import Picture, Row, Section, Table, Verdict, shown
 from fedel.experiments.stats import at_least
+from fedel.report.curves import SMOOTH
 
 Paper = Mapping[str, Any]
 SHARES = (0.9, 0.95, 1.0)

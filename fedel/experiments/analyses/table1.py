@@ -8,10 +8,11 @@ from itertools import combinations
 from typing import Any
 
 from fedel.experiments import pictures
-from fedel.experiments.outcomes import CLOCKS, HOLD, SMOOTH, Outcomes, mean
+from fedel.experiments.outcomes import CLOCKS, HOLD, Outcomes, mean
 from fedel.experiments.plans import BASELINES
 from fedel.experiments.sections import Picture, Row, Section, Table, Verdict, shown
 from fedel.experiments.stats import FAILS, HOLDS, UNDECIDED, UNKNOWN, Estimate, all_of, at_least, at_most
+from fedel.report.curves import SMOOTH
 
 Paper = Mapping[str, Any]
 POINTS_BELOW = 1.0
