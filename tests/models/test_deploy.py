@@ -202,7 +202,7 @@ def test_a_round_that_is_not_there(bytes_run: Path, round: str | int, said: str)
 def test_a_run_that_is_not_over(copied: Path) -> None:
     (copied / "result.json").unlink()
     assert deploy.load(copied, "best")
-    with pytest.raises(ConfigError, match="not over, so it has no last model; continue it .*choose one of the rounds"):
+    with pytest.raises(ConfigError, match=r"so it has no last model; continue it .*choose one of the rounds"):
         deploy.load(copied, "last")
     (copied / "best.safetensors").unlink()
     with pytest.raises(ConfigError, match="has no model: the run is not over; continue it"):
@@ -213,7 +213,7 @@ def test_a_run_without_a_test_has_no_best(tmp_path: Path) -> None:
     run = simulated(
         tmp_path / "blind", f"{HERE}:Net", f"{HERE}:pictures", rounds={"num_rounds": 1, "evaluate_every": 0}
     )
-    with pytest.raises(ConfigError, match=r"no round was tested, so none is the best; choose one of the rounds 1 "):
+    with pytest.raises(ConfigError, match=r"no round was tested, .* choose one of the rounds 1 "):
         deploy.load(run)
     assert 1 == deploy.load(run, "last").round
 
