@@ -1,4 +1,4 @@
-"""An afternoon of a researcher, from an empty directory: own model, data, method; comparison; figure; export."""
+"""A researcher's afternoon from an empty directory: own model, data, method; comparison; figure; export."""
 
 from __future__ import annotations
 
