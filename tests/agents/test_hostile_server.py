@@ -207,6 +207,21 @@ def test_senseless_heartbeats_do_not_flood(tmp_path: Path, seconds: float) -> No
     run_scenario(tmp_path, scenario, heartbeat_seconds=seconds)
 
 
+def test_many_welcomes_are_one_heartbeat(tmp_path: Path) -> None:
+    """Each began a heartbeat of its own, until the agent and its coordinator did nothing else."""
+
+    async def scenario(fed: Federation) -> None:
+        async with running(fed.agent()):
+            await fed.coordinator.until("hello")
+            for _ in range(50):
+                fed.coordinator.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=0.01))
+            await fed.joined()
+            beating = [task for task in asyncio.all_tasks() if "Session._beat" in str(task.get_coro())]
+            assert 1 == len(beating)
+
+    run_scenario(tmp_path, scenario)
+
+
 def test_unknown_phase_does_not_end_the_agent(tmp_path: Path) -> None:
     async def scenario(fed: Federation) -> None:
         async with running(fed.agent()):

@@ -111,16 +111,20 @@ class Session:
             raise StreamEnded("there is a new certificate to present") from None
         finally:
             self._redialled, self._call, self._outgoing = False, None, None
-            if self._heartbeat:
-                self._heartbeat.cancel()
+            self._end_heartbeat()
             call.cancel()
         if not self._closing:
             raise StreamEnded("the coordinator ended it")
 
     def _on_welcome(self, welcome: coordinator_pb2.Welcome) -> None:
         self._backoff.reset()
+        self._end_heartbeat()
         self._heartbeat = asyncio.ensure_future(self._beat(heartbeat_seconds(welcome)))
         _log.info("in session with the coordinator", extra={"client": self._hello.client})
+
+    def _end_heartbeat(self) -> None:
+        if self._heartbeat:
+            self._heartbeat.cancel()
 
     async def _beat(self, seconds: float) -> None:
         while True:
