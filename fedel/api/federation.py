@@ -110,6 +110,9 @@ def run(
                     say(console, f"live page: {federation.page}")
                     status = finished(watched(federation, name, parsed, directory, console, on_round))
                 federation.forget_state()
+            if track is not ignore and status.phase == pb.RUN_PHASE_FINISHED:  # the server gets the report too
+                with contextlib.suppress(ConfigError):
+                    Result(runs.load(directory), made.objects).report()
     except KeyboardInterrupt:
         goes_on = (
             f"the run goes on at {coordinator}" if coordinator else f"its rounds so far are in {directory}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedel.report import runs
 from fedel.report.words import plural
 from fedel.simulation import start
 from fedel.simulation.store import RunFolder, alone
-from fedel.tracking import tracked
+from fedel.tracking import ignore, tracked
 
 
 def simulate(
@@ -77,6 +78,9 @@ def simulate(
                     heard(progress, record)
 
                 start.play_all(session, round_done, shown.client_done)
+                if track is not ignore:  # the server gets the report too
+                    with suppress(ConfigError):
+                        Result(runs.load(path), made.objects).report()
     except KeyboardInterrupt:
         done = plural(len(RunFolder(path).records()), "round")
         raise Stopped(
