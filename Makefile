@@ -47,7 +47,8 @@ types: setup  ## mypy, strict
 	$(BIN)/mypy
 
 test: setup lint types  ## lint, types and the fast tests, in minutes
-	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) -m "not slow and not alone"
+	$(BIN)/pytest -m "alone and not slow"
 
 test-slow: setup  ## the slow tests: real data sets, measured times
 	$(BIN)/pytest -m slow

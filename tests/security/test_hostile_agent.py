@@ -143,6 +143,7 @@ CASES = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "case", [case if "fedel" in case else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
