@@ -52,9 +52,7 @@ class Hostile(SessionAttacks, TransferAttacks):
             try:
                 yield self
             finally:
-                for task in tasks:
-                    task.cancel()
-                ended = await asyncio.gather(*tasks, return_exceptions=True)
+                ended = await _end(tasks)
         for error in ended:
             if not isinstance(error, asyncio.CancelledError):
                 raise AssertionError("an attack of the test is wrong") from error
@@ -69,3 +67,14 @@ class Hostile(SessionAttacks, TransferAttacks):
                 await self._answer(_name(attack), attack())
                 self.times[_name(attack)] += 1
                 await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> list[BaseException | None]:
+    """Cancel them until they are over: ``wait_for`` of Python 3.11 forgets a cancellation that comes in the
+    moment in which what it waits for is there, which happens on a busy machine."""
+    going = set(tasks)
+    while going:
+        for task in going:
+            task.cancel()
+        _, going = await asyncio.wait(going, timeout=1.0)
+    return await asyncio.gather(*tasks, return_exceptions=True)
