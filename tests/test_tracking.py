@@ -25,6 +25,8 @@ from tests.report.fakes import round_record
 from tests.simulation.test_cli_simulate import fedel_simulate, job_file  # noqa: F401
 from tests.strategies.fakes import same_bits
 
+pytestmark = pytest.mark.alone
+
 PATIENCE_SECONDS = 60.0
 SETTINGS = {"seed": 3, "work": {"lr": 0.1}}
 
