@@ -140,7 +140,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
 
 
 def test_a_small_model_hears_its_neighbours_from_the_start() -> None:
-    """With ALBERT's deviation of 0.02 a token's neighbours move its logits by less than 1 % of what it does itself."""
+    """With ALBERT's deviation of 0.02, a neighbour moves logits by less than 1 % of the token's own effect."""
     torch.manual_seed(1)
     model = albert("unshared", **SIZES).eval()
     other = IDS.clone()
