@@ -55,6 +55,7 @@ UPDATE_CODES: Mapping[str, grpc.StatusCode] = {
     "conflict": Code.ALREADY_EXISTS,
     "late": Code.FAILED_PRECONDITION,
     "early": Code.FAILED_PRECONDITION,
+    "other_round": Code.FAILED_PRECONDITION,
     "missing": Code.FAILED_PRECONDITION,
     "empty": Code.FAILED_PRECONDITION,
     "ended": Code.FAILED_PRECONDITION,

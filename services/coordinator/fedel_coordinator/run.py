@@ -27,7 +27,7 @@ from fedel_coordinator.errors import RunEnded
 from fedel_coordinator.record_keeping import RecordKeeper
 from fedel_coordinator.run_services import RunServices
 from fedel_coordinator.sessions import Device, Session
-from fedel_coordinator.shards import OutageHandler, StoppedWaiting
+from fedel_coordinator.shards import OtherRound, OutageHandler, StoppedWaiting
 from fedel_coordinator.store import RunRow, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -175,6 +175,8 @@ class CoordinatorRun:
 
     def _reason(self, error: Exception) -> str:
         """An error as the reason of a pause."""
+        if isinstance(error, OtherRound):
+            return str(error)
         told = str(error) if isinstance(error, FedelError) else f"{type(error).__name__}: {error}; see the log"
         return clean(f"round {self.state.handover.round_num + 1}: {told}")
 
