@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from fedel.backup import manifest
+from fedel.backup import manifest, mirror
 from fedel.backup.making import make
-from fedel.backup.manifest import Manifest
+from fedel.backup.manifest import FileFacts, Manifest
+from fedel.backup.mirror import copy_file
 from fedel.backup.restoring import restore
 from fedel.chaos.postgres import fresh_database
 from fedel.job import RunConfig
@@ -19,7 +21,9 @@ from tests.backup.support import Servers
 from tests.federation.support import agents, create_run, job_of, model_of, simulated, watching
 from tests.strategies.fakes import same_bits
 
-RUN, NUM_CLIENTS, NUM_ROUNDS = "night-1", 3, 24
+RUN, NUM_CLIENTS, NUM_ROUNDS = "night-1", 3, 30
+SLOW_SECONDS = 0.03
+"""For each file."""
 Database = Callable[[], str]
 
 
@@ -36,10 +40,16 @@ def job() -> RunConfig:
     return job_of({"name": "fedel"}, NUM_CLIENTS, NUM_ROUNDS)
 
 
+def slow_copy(source: Path, target: Path) -> FileFacts:
+    """A disk so slow that rounds would go by during the last copies, if they could."""
+    time.sleep(SLOW_SECONDS)
+    return copy_file(source, target)
+
+
 async def back_up_while_it_runs(address: str, servers: Servers) -> list[Path]:
     made = []
     async with watching(address, RUN) as watch:
-        for number in range(4):
+        for number in range(3):
             before = len(watch.records)
             await watch.until(lambda before=before: len(watch.records) > before + 1, "some rounds")
             made.append(servers.folder / f"backup-{number}")
@@ -61,8 +71,11 @@ def check_sound(made: list[Path]) -> None:
 
 # A server that stops in mid-run leaves a thread with a connection behind, for a moment.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_run_goes_on_from_a_backup_that_was_made_under_load(tmp_path: Path, database: Database) -> None:
+def test_a_run_goes_on_from_a_backup_that_was_made_under_load(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The servers start again on an empty machine. The devices went on for rounds that now never happened."""
+    monkeypatch.setattr(mirror, "copy_file", slow_copy)
     servers = Servers(tmp_path)
     servers.new_machine(database())
 
