@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from fedel import plugins
+from fedel import plugins, request_id
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.records import RoundRecord
@@ -330,6 +330,7 @@ class CoordinatorRun:
 
     async def _call(self, call: Callable[[], Awaitable[ev.Event | None]]) -> None:
         """A call to the aggregators, whose answer is an event. Calls leave in the order of their effects."""
+        request_id.ensure()
         try:
             async with self._calls:
                 event = await call()
