@@ -61,6 +61,7 @@ class CoordinatorRun:
             services.metrics,
             services.directory(row.name),
             lambda notice: self._show("records", notice),
+            services.traces,
         )
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
