@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -14,9 +15,12 @@ from fedel.backup import manifest, mirror
 from fedel.backup.making import make
 from fedel.backup.manifest import FileFacts, Manifest
 from fedel.backup.mirror import copy_file
+from fedel.backup.places import Places
 from fedel.backup.restoring import restore
 from fedel.chaos.postgres import fresh_database
+from fedel.cli.submit import control
 from fedel.job import RunConfig
+from fedel.v1 import coordinator_pb2 as pb
 from tests.backup.support import Servers
 from tests.federation.support import agents, create_run, job_of, model_of, simulated, watching
 from tests.strategies.fakes import same_bits
@@ -46,10 +50,10 @@ def slow_copy(source: Path, target: Path) -> FileFacts:
     return copy_file(source, target)
 
 
-async def back_up_while_it_runs(address: str, servers: Servers) -> list[Path]:
+async def back_up_while_it_runs(address: str, servers: Servers, times: int = 3) -> list[Path]:
     made = []
     async with watching(address, RUN) as watch:
-        for number in range(3):
+        for number in range(times):
             before = len(watch.records)
             await watch.until(lambda before=before: len(watch.records) > before + 1, "some rounds")
             made.append(servers.folder / f"backup-{number}")
@@ -96,5 +100,30 @@ def test_a_run_goes_on_from_a_backup_that_was_made_under_load(
                 model = await model_of(again, RUN, tmp_path)
                 await fleet.aclose()
         assert same_bits(simulated(job(), NUM_CLIENTS).published, model)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_restore_of_the_aggregators_alone_is_named(tmp_path: Path, database: Database) -> None:
+    servers = Servers(tmp_path)
+    servers.new_machine(database())
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as fleet:
+            async with servers.running() as address:
+                await create_run(address, RUN, job())
+                await fleet.enter_async_context(agents(tmp_path, address, range(NUM_CLIENTS), NUM_CLIENTS))
+                (made,) = await back_up_while_it_runs(address, servers, times=1)
+            alone = Places(None, servers.places.aggregators)
+            await asyncio.to_thread(restore, made, alone, force=True)
+            rounds = manifest.read(made).runs[RUN].aggregators["aggregator-0"]
+            async with servers.running() as again, watching(again, RUN) as watch:
+                await watch.until(lambda: watch.status.phase == pb.RUN_PHASE_PAUSED, "it pauses")
+                at = rf"aggregator \S+ is at round {rounds} of run '{RUN}', the database at \d+: restore"
+                assert re.match(at, watch.status.message), watch.status.message
+                await control(again, RUN, pb.RUN_ACTION_STOP)
+                assert pb.RUN_PHASE_STOPPED == (await watch.ended()).phase
+                await fleet.aclose()
 
     asyncio.run(scenario())
