@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc import aio
 
+from fedel import request_id
 from fedel.roles.gate import clean
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
@@ -93,6 +94,7 @@ class Session:
 
     async def _one_stream(self) -> None:
         """Returns only once we closed it; every other end is an exception."""
+        request_id.begin()  # what comes of this stream has its id, at all servers
         outgoing: Outgoing = asyncio.Queue()
         self._outgoing = outgoing
         self.send(SessionRequest(hello=self._hello))

@@ -81,6 +81,9 @@ class CoordinatorConfig:
     """``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
     log_json: bool = True
     """Log lines as JSON; false writes plain text."""
+    traces: str = ""
+    """``http://host:4317`` of an OpenTelemetry collector (OTLP over gRPC) that gets a trace of every round,
+    with ``fedel[otel]``; empty switches it off."""
     health: str = ""
     """Address and port of only gRPC health, in plain text, for probes without a certificate; empty: none."""
     code: Allowed = field(default_factory=Allowed)

@@ -35,6 +35,7 @@ from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
 from fedel_coordinator.sessions import SessionLimits, Sessions
 from fedel_coordinator.shards import Shards, StoppedWaiting
 from fedel_coordinator.store import RunRow, Store
+from fedel_coordinator.traces import traces_to
 
 log = logging.getLogger(__name__)
 MAX_ENDED_AGAIN = 100
@@ -64,8 +65,9 @@ class Coordinator:
         """The runs that this process drives or has driven."""
         self.drives: dict[str, asyncio.Task[None]] = {}
         self.stopping = False
+        self.traces = traces_to(config.traces)
         self._services = RunServices(
-            store, self.sessions, shards, self.metrics, self.clock, config, config.runs_dir
+            store, self.sessions, shards, self.metrics, self.clock, config, config.runs_dir, self.traces
         )
         self._pulse: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -110,6 +112,8 @@ class Coordinator:
         for run in self.runs.values():
             await run.stop()
             run.change.notify()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
 
     async def _beat(self) -> None:
         """So that the sessions notice when this process did not run."""
