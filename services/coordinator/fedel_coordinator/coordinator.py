@@ -28,6 +28,7 @@ from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.errors import ModelMissing, NameTaken
+from fedel_coordinator.fleet import Fleet
 from fedel_coordinator.persistence import spec_from_json, spec_to_json
 from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.run_services import RunServices, steady_clock
@@ -60,18 +61,22 @@ class Coordinator:
         self.metrics = metrics or CoordinatorMetrics(CollectorRegistry())
         limits = SessionLimits(config.max_messages_per_second, config.max_refused_messages)
         self.sessions = Sessions(config.silent_seconds, monotonic, limits)
+        self.fleet = Fleet(store, self.sessions, self.clock, config.max_agents)
         self.runs: dict[str, CoordinatorRun] = {}
         """The runs that this process drives or has driven."""
         self.drives: dict[str, asyncio.Task[None]] = {}
         self.stopping = False
         self._services = RunServices(
-            store, self.sessions, shards, self.metrics, self.clock, config, config.runs_dir
+            store, self.sessions, shards, self.metrics, self.clock, config, self.fleet, config.runs_dir
         )
         self._pulse: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go on with every run that has not ended."""
+        await self.fleet.load()
+        self._keeping = asyncio.create_task(self.fleet.keep(), name="fleet")
         self._pulse = asyncio.create_task(self._beat(), name="pulse")
         rows = await asyncio.to_thread(self.store.runs)
         if not rows:
@@ -95,12 +100,14 @@ class Coordinator:
                 why = f"{error}; after that, start the coordinator again, and {TRIES_AGAIN}"
                 await asyncio.to_thread(self.store.set_phase, row.name, HELD, why)
             else:
+                for client in run.state.members:
+                    await run.settle_member(client)
                 await self._start_run(run)
 
     async def stop(self) -> None:
         """Stop driving. Agents receive no end of their run: it goes on at the next start."""
         self.stopping = True
-        for waiting in (self._pulse, self._ending):
+        for waiting in (self._pulse, self._ending, self._keeping):
             if waiting is not None:
                 waiting.cancel()
         for task in self.drives.values():
@@ -110,11 +117,14 @@ class Coordinator:
         for run in self.runs.values():
             await run.stop()
             run.change.notify()
+        self.fleet.note_seen()
+        await self.fleet.flush()
 
     async def _beat(self) -> None:
         """So that the sessions notice when this process did not run."""
         while True:
             self.sessions.pulse()
+            self.fleet.look_for_silence()
             await asyncio.sleep(self.config.silent_seconds / 6)
 
     async def _end_again(self, runs: list[str]) -> None:
@@ -160,7 +170,9 @@ class Coordinator:
             if await asyncio.to_thread(self.store.create_run, row):
                 run = await CoordinatorRun.load(row, self._services)
                 await self._start_run(run)
-                self.sessions.push_all(self.offer(run))
+                offer = self.offer(run)
+                for client in filter(run.allows, self.sessions.clients):
+                    self.sessions.push_to(client, offer)
                 return LiveRun(run)
             known = await asyncio.to_thread(self.store.run, name)
         assert known is not None
@@ -189,8 +201,17 @@ class Coordinator:
             )
         )
 
-    def offers(self) -> list[pb.SessionResponse]:
-        return [self.offer(run) for run in self.runs.values() if not run.ended]
+    def offers(self, client: str) -> list[pb.SessionResponse]:
+        """The runs that the client may join, or in which it has still something to do."""
+        runs = [run for run in self.runs.values() if not run.ended]
+        return [self.offer(run) for run in runs if run.allows(client) or client in run.state.working]
+
+    async def settle_agent(self, client: str) -> None:
+        """Its labels changed, or it was cordoned: it leaves runs that it is not for, and may join others."""
+        for run in [run for run in self.runs.values() if not run.ended]:
+            await run.settle_member(client)
+            if run.allows(client) and run.name not in self.sessions.joined(client):
+                self.sessions.push_to(client, self.offer(run))
 
     async def shown_runs(self) -> list[ShownRun]:
         """All runs, newest first."""

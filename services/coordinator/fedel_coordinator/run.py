@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from fedel import plugins
@@ -16,6 +17,7 @@ from fedel.roles.coordinator import RoundEngine
 from fedel.roles.gate import clean
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState, TaskResult
+from fedel.selectors import Selector
 from fedel.serialisation import from_json
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.retry import Backoff, retrying
@@ -46,6 +48,7 @@ class CoordinatorRun:
         self.services = services
         self.config = RunConfig.parse(from_config(row), f"run '{row.name}'")
         self.spec = persistence.spec_from_json(row.spec_json)
+        self.selector = Selector.parse(self.config.clients)
         with plugins.only(services.limits.code):
             self.engine = RoundEngine(RoundPlanner(self.config, self.spec), relays=True)
         self.state: RunState = stored.state
@@ -87,6 +90,10 @@ class CoordinatorRun:
     @property
     def log_fields(self) -> dict[str, Any]:
         return {"run": self.name, "round": self.state.handover.round_num}
+
+    def allows(self, client: str) -> bool:
+        """Whether the client may get tasks from the next round on: its labels fit, and it is not cordoned."""
+        return self.services.fleet.allows(client, self.selector)
 
     # Driving
 
@@ -220,7 +227,12 @@ class CoordinatorRun:
         if objection := self._objection(session, message):
             is_join = isinstance(message, pb.Join)
             self._refuse(client, messages.KINDS.get(type(message), "secure"), objection)
-            return session.push(messages.refusal_message(self.name, objection)) if is_join else None
+            if is_join:
+                self.services.fleet.failed(client, self.name, -1, objection)
+                if client not in self.state.members:
+                    await self.apply(ev.Failed(client, -1, clean(objection)))
+                session.push(messages.refusal_message(self.name, objection))
+            return None
         if isinstance(message, pb.TaskProgress):
             return self._progressed(client, message)
         event = messages.event_of(client, session.device, message, self.spec)
@@ -230,6 +242,8 @@ class CoordinatorRun:
         if isinstance(event, ev.Failed):
             self.services.metrics.tasks_failed.labels(self.name).inc()
             log.warning("%s failed: %s", client, event.message, extra=fields)
+        if isinstance(event, ev.Failed | ev.Declined):
+            self.services.fleet.failed(client, self.name, *messages.failure_of(message))
         await self.apply(event)
         if isinstance(event, ev.Done):
             self._show_done(client, event.result)
@@ -237,8 +251,11 @@ class CoordinatorRun:
 
     def _objection(self, session: Session, message: messages.Message) -> str:
         members, most = self.state.members, self.services.limits.max_clients
-        if isinstance(message, pb.Join) and session.client not in members and len(members) >= most:
-            return f"the run has {most} clients, and takes no more (max_clients of the coordinator)"
+        if isinstance(message, pb.Join) and session.client not in members:
+            if len(members) >= most:
+                return f"the run has {most} clients, and takes no more (max_clients of the coordinator)"
+            if not self.allows(session.client):
+                return f"the agent is cordoned, or not among the job's clients ('{self.config.clients}')"
         return messages.objection_to(session.client, session.device, message, self.spec)
 
     def _refuse(self, client: str, kind: str, reason: str) -> None:
@@ -256,6 +273,7 @@ class CoordinatorRun:
         open_round = self.state.open
         if open_round is not None and open_round.results.get(client) is result:
             self._activity(client).done(result, open_round.tasks.get(client), self.engine.planner.scope)
+            self.services.fleet.measured(client, result)
             self.change.notify()
 
     async def _join(self, session: Session, event: ev.Joined) -> None:
@@ -263,12 +281,18 @@ class CoordinatorRun:
         self.devices[client] = session.device
         session.joined.add(self.name)
         try:
-            await self.apply(event)
+            await self.apply(ev.Joined(replace(event.member, withheld=not self.allows(client))))
         except StoreUnavailable:
             session.joined.discard(self.name)
             raise
         self._activity(client)
         log.info("%s joined", client, extra=fields)
+
+    async def settle_member(self, client: str) -> None:
+        """The labels of a client changed, or it was cordoned; a task that it works on goes on."""
+        member = self.state.members.get(client)
+        if member is not None and member.withheld == self.allows(client):
+            await self.apply(ev.Withheld(client, not member.withheld))
 
     async def left(self, client: str) -> None:
         log.info("%s left", client, extra=self.log_fields | {"client": client})

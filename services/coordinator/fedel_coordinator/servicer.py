@@ -15,6 +15,7 @@ from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from fedel.wire.codec import spec_from_pb
 from fedel.wire.watch import MAX_LETTERS, in_parts
 from fedel_coordinator import messages
+from fedel_coordinator.agent_calls import control_agent, list_agents
 from fedel_coordinator.agent_sessions import AgentSessions
 from fedel_coordinator.change_signal import wait_for_event
 from fedel_coordinator.coordinator import Coordinator
@@ -107,6 +108,12 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         context: Any,  # noqa: ARG002
     ) -> pb.ListAggregatorsResponse:
         return pb.ListAggregatorsResponse(addresses=self._coordinator.config.reachable)
+
+    async def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:  # noqa: ARG002
+        return list_agents(self._coordinator, request)
+
+    async def ControlAgent(self, request: pb.ControlAgentRequest, context: Any) -> pb.ControlAgentResponse:  # noqa: ARG002
+        return await control_agent(self._coordinator, request)
 
     async def _find(self, name: str) -> ShownRun:
         """The run; without a name the newest."""

@@ -16,6 +16,7 @@ from grpc import aio
 
 from fedel.types import TimingProfile
 from fedel.v1 import coordinator_pb2 as pb
+from fedel.wire.protocol import PROTOCOL
 from tests.services.coordinator.support import (
     RUN,
     SPEC,
@@ -118,7 +119,7 @@ async def test_sessions_that_replace_each_other_leave_no_traceback(
     async def talk(federation: Federation) -> None:
         call = federation.stub.Session()
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(pb.SessionRequest(hello=pb.Hello(client="one")))
+            await call.write(pb.SessionRequest(hello=pb.Hello(client="one", protocol=PROTOCOL)))
             for _ in range(20):
                 await call.write(pb.SessionRequest(heartbeat=pb.Heartbeat()))
         call.cancel()
