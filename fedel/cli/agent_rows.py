@@ -20,7 +20,7 @@ MAX_ERROR = 120
 
 
 def table_lines(agents: Sequence[pb.AgentStatus], now: float, width: int) -> list[str]:
-    """One line per agent; a few on a screen (0: none) whose ``width`` is too small for that. Names stay whole."""
+    """One line per agent; a few where the ``width`` of a screen (0: none) is too small. Names stay whole."""
     rows = [cells(agent, now) for agent in agents]
     lines = _aligned([COLUMNS, *rows])
     if not width or max(map(cell_len, lines)) <= width:

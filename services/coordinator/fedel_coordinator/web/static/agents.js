@@ -68,7 +68,7 @@ export class Agents {
     if (focus) [...this.body.querySelectorAll("button")].find((b) => b.dataset.agent === focus)?.focus({ preventScroll: true });
     $("agents").hidden = !this.agents.length;
     $("fleet-filter").hidden = !this.agents.length;
-    say($("fleet-shown"), this.agents.length ? `${shown.length} of ${wanted.length} agents` : "An agent is listed here from its first session on: `fedel agent --config agent.toml`.");
+    say($("fleet-shown"), this.agents.length ? `${shown.length} of ${wanted.length} agents` : "An agent is listed here from its first session on: fedel agent --config agent.toml");
     $("fleet-more").hidden = shown.length >= wanted.length;
   }
 

@@ -37,6 +37,7 @@ async function loadRuns() {
   Object.assign(state, { runs: answer.runs, canControl: answer.can_control, offset: answer.now - Date.now() / 1000 });
   $("empty").hidden = state.runs.length > 0;
   agents.showWithout(state.runs);
+  if (!state.runs.length) linked("live", "live");
   $("runs").replaceChildren(...state.runs.slice(0, 50).map(runButton));
   const wanted = place().run || state.runs[0]?.run;
   if (wanted && wanted !== state.run) await openRun(wanted);
