@@ -24,6 +24,8 @@ from fedel_coordinator.store import AgentRow, Store, StoreUnavailable
 log = logging.getLogger(__name__)
 FLUSH_SECONDS = 5.0
 """What agents say is written together this often; what an operator says is written at once."""
+BATCH_ROWS = 500
+"""In one transaction, so that what runs write does not wait for long."""
 SEEN_SECONDS = 300.0
 """How often it is written that agents are still here. A heartbeat writes nothing."""
 
@@ -237,8 +239,8 @@ class Fleet:
             self._changed -= {row.name for row in rows}
             self._gone -= set(gone)
             try:
-                if rows:
-                    await asyncio.to_thread(self._store.put_agents, rows)
+                for first in range(0, len(rows), BATCH_ROWS):
+                    await asyncio.to_thread(self._store.put_agents, rows[first : first + BATCH_ROWS])
                 if gone:
                     await asyncio.to_thread(self._store.delete_agents, gone)
             except BaseException:

@@ -214,7 +214,9 @@ async def test_a_client_that_left_may_come_back(tmp_path: Path) -> None:
         await federation.status(lambda s: len(s.clients) == 1)
         await agent.leave()
         federation.agent("client-1")
-        await federation.status(lambda s: s.message == "waits for 1 more client" and len(s.clients) == 2)
+        await federation.status(
+            lambda s: s.message.startswith("waits for 1 more client; ") and len(s.clients) == 2
+        )
         agent.start()
         assert 2 == (await federation.finished())[0].num_updates
 
@@ -254,7 +256,7 @@ async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_pa
         await federation.status(lambda s: len(s.clients) == 1)
         now[0] += 10
         await federation.control(pb.RUN_ACTION_RESUME)
-        await federation.status(lambda s: s.message == "waits for 1 more client")
+        await federation.status(lambda s: s.message.startswith("waits for 1 more client; "))
         await agent.send(heartbeat=pb.Heartbeat())
         assert 1 == (await federation.finished())[0].num_updates
 
