@@ -22,10 +22,10 @@ MAX_ERROR = 120
 def table_lines(agents: Sequence[pb.AgentStatus], now: float, width: int) -> list[str]:
     """One line per agent; a few where the ``width`` of a screen (0: none) is too small. Names stay whole."""
     rows = [cells(agent, now) for agent in agents]
-    lines = _aligned([COLUMNS, *rows])
+    lines = aligned([COLUMNS, *rows])
     if not width or max(map(cell_len, lines)) <= width:
         return lines
-    short = _aligned([COLUMNS[:NUM_SHORT], *(row[:NUM_SHORT] for row in rows)])
+    short = aligned([COLUMNS[:NUM_SHORT], *(row[:NUM_SHORT] for row in rows)])
     found = short[:1]
     for line, row in zip(short[1:], rows, strict=True):
         told = [
@@ -42,7 +42,7 @@ def table_lines(agents: Sequence[pb.AgentStatus], now: float, width: int) -> lis
     return found
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell + " " * (wide - cell_len(cell)) for cell, wide in zip(row, widths, strict=True)).rstrip()
@@ -52,14 +52,14 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def cells(agent: pb.AgentStatus, now: float) -> list[str]:
     error = agent.last_error
-    rates = " ".join((_amount(agent.up_rate, "/s"), _amount(agent.down_rate, "/s")))
+    rates = " ".join((amount(agent.up_rate, "/s"), amount(agent.down_rate, "/s")))
     texts = (
         agent.name,
         agent.state,
         age(now - agent.last_seen),
         agent.device_type or "-",
         agent.agent_version or "-",
-        _amount(agent.memory_bytes),
+        amount(agent.memory_bytes),
         rates if agent.up_rate or agent.down_rate else "-",
         _left(agent.certificate_end, now),
         labels_text(agent.labels),
@@ -78,9 +78,9 @@ def details(agent: pb.AgentStatus, now: float) -> str:
         "last seen": f"{age(now - agent.last_seen)} ago",
         "runs": ", ".join(agent.runs) or "-",
         "device": agent.device_type or "-",
-        "memory": _amount(agent.memory_bytes),
-        "up": _amount(agent.up_rate, "/s"),
-        "down": _amount(agent.down_rate, "/s"),
+        "memory": amount(agent.memory_bytes),
+        "up": amount(agent.up_rate, "/s"),
+        "down": amount(agent.down_rate, "/s"),
         "version": f"{agent.agent_version or '-'}, protocol {agent.protocol}",
         "certificate": _left(agent.certificate_end, now) + (" left" if agent.certificate_end > now else ""),
         "its labels": labels_text(own),
@@ -150,9 +150,9 @@ def _left(end: float, now: float) -> str:
     return age(end - now) if end > now else "expired"
 
 
-def _amount(num_bytes: float, per: str = "") -> str:
+def amount(num_bytes: float, per: str = "") -> str:
     """
-    >>> _amount(8.2e9), _amount(1_250_000, "/s"), _amount(0)
+    >>> amount(8.2e9), amount(1_250_000, "/s"), amount(0)
     ('8.2 GB', '1.2 MB/s', '-')
     """
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")):

@@ -131,6 +131,17 @@ async def control_agent(
         return (await _answer_of(address, stub.ControlAgent(request))).status
 
 
+async def plan_run(
+    address: str, job: RunConfig, spec: ModelSpec, wait_seconds: float, tls: Tls | None = None
+) -> str:
+    """What the first rounds of a job would be on the agents that are connected, as JSON."""
+    async with connect(address, tls) as channel:
+        request = pb.PlanRunRequest(
+            config_json=json.dumps(job.table_to_send()), spec=spec_to_pb(spec), wait_seconds=wait_seconds
+        )
+        return (await _answer_of(address, CoordinatorServiceStub(channel).PlanRun(request))).plan_json
+
+
 async def look(address: str, run: str, tls: Tls | None = None) -> pb.RunStatus:
     """One run with its clients; without a name the newest."""
 

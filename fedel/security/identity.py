@@ -64,6 +64,7 @@ RULES: Mapping[str, frozenset[str]] = {
             "ListAggregators": (*_READERS, AGENT),
             "ListAgents": _READERS,
             "ControlAgent": (OPERATOR,),
+            "PlanRun": (OPERATOR,),
         },
     ),
     **_calls(

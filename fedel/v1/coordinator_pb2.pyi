@@ -1950,3 +1950,57 @@ class ControlAgentResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControlAgentResponse: _TypeAlias = ControlAgentResponse  # noqa: Y015
+
+@_typing.final
+class PlanRunRequest(_message.Message):
+    """A job to plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    config_json: _builtins.str
+    """Effective configuration, as JSON."""
+    wait_seconds: _builtins.float
+    """Seconds to wait for the agents; at most 3600."""
+    @_builtins.property
+    def spec(self) -> _model_pb2.ModelSpec:
+        """Blocks and tensors of the model."""
+
+    def __init__(
+        self,
+        *,
+        config_json: _builtins.str = ...,
+        spec: _model_pb2.ModelSpec | None = ...,
+        wait_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "spec", b"spec", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRunRequest: _TypeAlias = PlanRunRequest  # noqa: Y015
+
+@_typing.final
+class PlanRunResponse(_message.Message):
+    """The plan of a job that was not created."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_JSON_FIELD_NUMBER: _builtins.int
+    plan_json: _builtins.str
+    """As JSON; docs/fleet.md explains its fields."""
+    def __init__(
+        self,
+        *,
+        plan_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_json", b"plan_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRunResponse: _TypeAlias = PlanRunResponse  # noqa: Y015

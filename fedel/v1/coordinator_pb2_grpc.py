@@ -70,6 +70,11 @@ class CoordinatorServiceStub:
                 request_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
+        self.PlanRun = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/PlanRun',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.FromString,
+                _registered_method=True)
         self.ControlAgent = channel.unary_unary(
                 '/fedel.v1.CoordinatorService/ControlAgent',
                 request_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentRequest.SerializeToString,
@@ -130,6 +135,14 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanRun(self, request, context):
+        """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+        nothing. Answered when all of them have, or when the time is up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ControlAgent(self, request, context):
         """Label, cordon, uncordon or forget an agent, or have it measure its profiles again.
         """
@@ -174,6 +187,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListAgents,
                     request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.SerializeToString,
+            ),
+            'PlanRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRun,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.SerializeToString,
             ),
             'ControlAgent': grpc.unary_unary_rpc_method_handler(
                     servicer.ControlAgent,
@@ -371,6 +389,33 @@ class CoordinatorService:
             '/fedel.v1.CoordinatorService/ListAgents',
             fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.SerializeToString,
             fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/PlanRun',
+            fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -117,8 +117,11 @@ class AgentSessions:
             return
         message: messages.Message = getattr(request, kind)
         run = self._coordinator.runs.get(message.run)
+        dry_run = self._coordinator.dry_runs.get(message.run)
         if run is not None:
             await run.receive(session, message)
+        elif dry_run is not None:
+            dry_run.receive(session, message)
         else:
             self._coordinator.metrics.refused.labels("unknown_run").inc()
             session.count_refusal()

@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import grpc
 from grpc import aio
@@ -29,11 +30,12 @@ from fedel.v1 import coordinator_pb2 as pb
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.errors import ModelMissing, NameTaken
 from fedel_coordinator.fleet import Fleet
+from fedel_coordinator.messages import Message
 from fedel_coordinator.persistence import spec_from_json, spec_to_json
 from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.run_services import RunServices, steady_clock
 from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
-from fedel_coordinator.sessions import SessionLimits, Sessions
+from fedel_coordinator.sessions import Session, SessionLimits, Sessions
 from fedel_coordinator.shards import Shards, StoppedWaiting
 from fedel_coordinator.store import RunRow, Store
 
@@ -41,6 +43,12 @@ log = logging.getLogger(__name__)
 MAX_ENDED_AGAIN = 100
 """Newest runs that the aggregators are told at the start are over."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class DryOffer(Protocol):
+    """Takes what agents say about an offer of a run that is never created."""
+
+    def receive(self, session: Session, message: Message) -> None: ...
 
 
 class Coordinator:
@@ -65,6 +73,8 @@ class Coordinator:
         self.runs: dict[str, CoordinatorRun] = {}
         """The runs that this process drives or has driven."""
         self.drives: dict[str, asyncio.Task[None]] = {}
+        self.dry_runs: dict[str, DryOffer] = {}
+        """Offers of runs that are never created (``dry_run.py``)."""
         self.stopping = False
         self._services = RunServices(
             store, self.sessions, shards, self.metrics, self.clock, config, self.fleet, config.runs_dir
@@ -155,7 +165,7 @@ class Coordinator:
     async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
         """A new run, or the run of this name if it is the same; that one may have ended."""
         with plugins.only(self.config.code):
-            config = _checked(name, config_json, spec)
+            config = checked(name, config_json, spec)
         row = RunRow(
             name=name,
             config_json=json.dumps(config.table()),
@@ -186,18 +196,21 @@ class Coordinator:
 
     def offer(self, run: CoordinatorRun) -> pb.SessionResponse:
         """What an agent needs to prepare for a run."""
+        return self.offer_of(run.name, run.row.config_json, run.spec, repr(run.row.created_at))
+
+    def offer_of(self, name: str, config_json: str, spec: ModelSpec, instance: str) -> pb.SessionResponse:
         addresses = self.config.reachable
-        parts = assign(run.spec, len(addresses)) if len(addresses) > 1 else [[]]
+        parts = assign(spec, len(addresses)) if len(addresses) > 1 else [[]]
         return pb.SessionResponse(
             run=pb.RunOffer(
-                run=run.name,
-                config_json=run.row.config_json,
-                model_digest=run.spec.digest,
+                run=name,
+                config_json=config_json,
+                model_digest=spec.digest,
                 shards=[
                     pb.Shard(address=address, tensors=names)
                     for address, names in zip(addresses, parts, strict=True)
                 ],
-                instance=repr(run.row.created_at),
+                instance=instance,
             )
         )
 
@@ -259,7 +272,7 @@ class Coordinator:
                 )
 
 
-def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
+def checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"run name {name!r}: use letters, digits, dots, dashes and underscores, at most 100")
     try:

@@ -87,6 +87,7 @@ class ScriptedAgent:
             client=name, device=pb.DeviceFacts(device_type="fake"), protocol=PROTOCOL, labels=labels or {}
         )
         self.mute_evaluations = False
+        self.mute_offers = False
         self.hold = asyncio.Event()
         self.hold.set()
         self.uploaded = asyncio.Event()
@@ -142,6 +143,8 @@ class ScriptedAgent:
             task.add_done_callback(self._work.discard)
 
     async def _join(self, offer: pb.RunOffer) -> None:
+        if self.mute_offers:
+            return
         self._runs[offer.run] = offer
         await self.send(
             join=pb.Join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from fedel_coordinator import fleet as registry
 from grpc import aio
 
 from fedel.v1 import coordinator_pb2 as pb
-from tests.services.coordinator.scripted_agent import STEP_SECONDS, ScriptedAgent
+from fedel.wire.codec import spec_to_pb
+from tests.services.coordinator.scripted_agent import SPEC, STEP_SECONDS, ScriptedAgent
 from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config, until
 
 
@@ -332,3 +334,50 @@ async def test_a_profile_is_asked_for(tmp_path: Path) -> None:
         await until_state(federation, "client-0", "away")
         with pytest.raises(aio.AioRpcError, match="is away"):
             await change(federation, "client-0", "profile")
+
+
+async def planned(federation: Federation, wait_seconds: float = 20.0, clients: str = "") -> dict[str, Any]:
+    table = run_config().table() | {"clients": clients}
+    request = pb.PlanRunRequest(config_json=json.dumps(table), spec=spec_to_pb(SPEC), wait_seconds=wait_seconds)
+    return json.loads((await federation.stub.PlanRun(request)).plan_json)
+
+
+@asynchronous
+async def test_a_plan_has_the_first_windows_of_every_agent_and_leaves_no_run(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        agents = await connected(federation, "client-0", "client-1", labels={"gpu": "orin"})
+        await connected(federation, "client-2")
+        await change(federation, "client-1", "cordon")
+        plan = await planned(federation, clients="gpu")
+        (client,) = plan["forecast"]["clients"]
+        assert ("client-0", 3) == (client["client"], len(client["windows"]))
+        assert plan["forecast"]["budget_seconds"] > 0
+        assert client["bytes_up"] > 0
+        assert {"client-1": "is cordoned", "client-2": "is not among the job's clients"} == {
+            out["client"]: out["why"] for out in plan["left_out"]
+        }
+        await heard(agents[0], "ended")
+        assert not (await federation.stub.ListRuns(pb.ListRunsRequest())).runs
+        assert {} == federation.coordinator.dry_runs
+
+
+@asynchronous
+async def test_a_plan_says_who_cannot_take_part(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        (good, bad, mute) = await connected(federation, "client-0", "client-1", "client-2")
+        bad.digest = "another"
+        mute.mute_offers = True
+        plan = await planned(federation, wait_seconds=1.0)
+        assert ["client-0"] == [client["client"] for client in plan["forecast"]["clients"]]
+        said = {out["client"]: out["why"] for out in plan["left_out"]}
+        assert "could not join: the agent built a model with the digest 'another'" in said["client-1"]
+        assert said["client-2"].startswith("did not answer in 1 s")
+        await good.leave()
+
+
+@asynchronous
+async def test_a_plan_without_agents_says_so(tmp_path: Path) -> None:
+    async with Federation(tmp_path) as federation:
+        assert {"forecast": None, "left_out": []} == await planned(federation)
+        with pytest.raises(aio.AioRpcError, match="wait_seconds is above 0"):
+            await planned(federation, wait_seconds=0.0)
