@@ -49,6 +49,8 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self.sessions = 0
         self.half_closed = False
         self.protocol = PROTOCOL
+        self.refuses_with = ""
+        """Ends every session at its first message with these words."""
         self._heartbeat_seconds = heartbeat_seconds
         self._change = asyncio.Condition()
         self._outgoing: asyncio.Queue[SessionResponse | None] = asyncio.Queue()
@@ -56,6 +58,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[SessionResponse]:
         self.sessions += 1
         self._outgoing = outgoing = asyncio.Queue()
+        if self.refuses_with:
+            await anext(requests)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses_with)
         seconds = self._heartbeat_seconds
         self.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=seconds, protocol=self.protocol))
         reader = asyncio.ensure_future(self._read(requests))

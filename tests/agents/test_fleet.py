@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from pathlib import Path
 
@@ -111,3 +112,22 @@ def test_a_profile_of_a_run_that_ended_is_not_measured(tmp_path: Path, monkeypat
             assert 1 == len(fed.coordinator.all("join"))
 
     run_scenario(tmp_path, scenario)
+
+
+def test_an_agent_that_is_refused_says_it_once_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedel.wire.retry.backoff_seconds", lambda _attempt, _longest: 0.01)
+
+    async def scenario(fed: Federation) -> None:
+        fed.coordinator.refuses_with = "the agent speaks protocol 0: upgrade it"
+        async with running(fed.agent()):
+            while fed.coordinator.sessions < 10:
+                await asyncio.sleep(0.01)
+                gc.collect()
+
+    run_scenario(tmp_path, scenario)
+    gc.collect()
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert 1 == len(said), said
+    assert "upgrade it" in said[0]

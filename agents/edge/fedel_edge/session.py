@@ -119,6 +119,7 @@ class Session:
         finally:
             self._redialled, self._call, self._outgoing = False, None, None
             self._end_heartbeat()
+            outgoing.put_nowait(None)  # or what reads it waits for ever, and is in the log when it is collected
             call.cancel()
         if not self._closing:
             raise StreamEnded("the coordinator ended it")
