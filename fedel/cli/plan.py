@@ -18,7 +18,7 @@ from fedel.security.tls import Tls
 
 EXAMPLE = """example:
   fedel plan examples/own.toml --coordinator server:7070
-  fedel plan job.toml --set strategy.name=fedavg --json
+  fedel plan examples/own.toml --set strategy.name=fedavg --json
 """
 WAIT_SECONDS = 120.0
 COLUMNS = ("client", "windows", "steps", "train", "down", "up", "memory", "note")
