@@ -109,7 +109,7 @@ class Authority:
                 f"{source}: tls.crt must be a certificate authority that signed itself, and tls.key its key"
             )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(folder):
+        with locked(folder):
             known = folder / CA
             if known.exists() and x.certificates_from_pem(known.read_bytes(), str(known))[0].public_key() != (
                 ca.public_key()

@@ -69,6 +69,8 @@ class CoordinatorConfig:
     """A client that missed this many heartbeats gets no tasks until it sends a message again."""
     max_clients: int = 10_000
     """Clients that may join one run; further ones are refused."""
+    max_agents: int = 20_000
+    """Agents that are remembered; beyond that, those that were away longest are forgotten."""
     forget_seconds: float = 86_400.0
     """A client that never counted in a round is forgotten after being away for this long."""
     hello_seconds: float = 10.0
@@ -102,8 +104,8 @@ class CoordinatorConfig:
             )
         if self.heartbeat_seconds <= 0 or self.silent_heartbeats < 1:
             raise ValueError("heartbeat_seconds is above 0, silent_heartbeats at least 1")
-        if self.max_clients < 1 or self.max_refused_messages < 1:
-            raise ValueError("max_clients and max_refused_messages are at least 1")
+        if min(self.max_clients, self.max_agents, self.max_refused_messages) < 1:
+            raise ValueError("max_clients, max_agents and max_refused_messages are at least 1")
         if min(self.max_messages_per_second, self.hello_seconds, self.forget_seconds) <= 0:
             raise ValueError("max_messages_per_second, hello_seconds and forget_seconds are above 0")
 
