@@ -41,6 +41,8 @@ VERBS = {
     "export": Verb("export", "desk", "write the model of a run, or an exit of it, for use elsewhere"),
     "exits": Verb("export", "desk", "what each early exit of a trained model costs and is worth"),
     "audit": Verb("audit", "server", "replay a run from the servers' disks; name what is damaged or missing"),
+    "backup": Verb("backup", "server", "copy what the servers keep, as it was at one moment; runs go on"),
+    "restore": Verb("backup", "server", "put a backup where the servers expect their files"),
     "chaos": Verb("chaos", "desk", "a drill: disturb a federation of its own, then audit what it made"),
     "simulate": Verb("simulate", "desk", "a fleet of a hundred unequal devices, on a virtual clock"),
     "compare": Verb("compare", "desk", "simulate a job with several methods and seeds; one report"),

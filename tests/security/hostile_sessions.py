@@ -16,7 +16,7 @@ from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel.wire.codec import profile_to_pb, report_to_pb
 from fedel.wire.protocol import PROTOCOL
-from tests.security.attacker import HOLD_SECONDS, LONG, NAME, ODD, OTHER, Attacker
+from tests.security.attacker import ANSWER_SECONDS, HOLD_SECONDS, LONG, NAME, ODD, OTHER, Attacker
 from tests.strategies.fakes import profile
 
 
@@ -59,7 +59,7 @@ class SessionAttacks(Attacker):
                 await call.write(join)
             refused = 0
             while refused < len(joins):
-                message = await asyncio.wait_for(call.read(), HOLD_SECONDS)
+                message = await asyncio.wait_for(call.read(), ANSWER_SECONDS)
                 refused += message.HasField("refused")
 
     async def member(self) -> None:
@@ -162,11 +162,10 @@ class SessionAttacks(Attacker):
             await call.write(pb.SessionRequest(failed=pb.TaskFailed(run=self._run, round_num=-1, message=ODD)))
 
     async def flood(self) -> None:
+        """Until the server ends it: it counts by the second, so no number is enough on every machine."""
         async with self._session() as call:
-            for _ in range(700):
+            while True:
                 await call.write(pb.SessionRequest(heartbeat=pb.Heartbeat()))
-            while await call.read() is not aio.EOF:
-                pass
 
     async def unread(self) -> None:
         """Messages whose answers it never reads."""

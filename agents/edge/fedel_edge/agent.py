@@ -7,7 +7,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -227,11 +227,33 @@ class Agent:
                 for shard in offer.shards:
                     self.config.tls.check(shard.address)
                 in_use = self._state.names - {offer.run}
-                run = await self.worker.run(partial(prepare, offer, self.config, in_use))
+                run = await self._within_limit(partial(prepare, offer, self.config, in_use))
             except Exception as error:
                 self._carry_out(self._state.not_prepared(offer, self._failure(offer.run, -1, error)))
             else:
                 self._carry_out(self._state.prepared(run))
+
+    async def _within_limit(self, build: Callable[[], JoinedRun]) -> JoinedRun:
+        """Build a run in the worker; the time counts from when the worker begins with it."""
+        loop, limit = asyncio.get_running_loop(), self.config.limits.max_prepare_seconds
+        begun = asyncio.Event()
+
+        def work() -> JoinedRun:
+            loop.call_soon_threadsafe(begun.set)
+            return build()
+
+        building = self.worker.run(work)
+        await begun.wait()
+        done, _ = await asyncio.wait({building}, timeout=limit)
+        if not done:
+            building.cancel()
+            self._spawn(self._free(self.worker))
+            raise ServiceError(
+                "preparing the run (code, data, measuring a profile) took longer than"
+                f" limits.max_prepare_seconds = {limit:g} of this device: given up; raise the limit there, or"
+                " give the device a profile"
+            )
+        return building.result()
 
     def _join(self, run: JoinedRun, shards: Sequence[coordinator_pb2.Shard]) -> None:
         try:
@@ -294,7 +316,7 @@ class Agent:
             await asyncio.wait_for(worker.run(lambda: None), STUCK_SECONDS)
         except asyncio.TimeoutError:
             raise ServiceError(
-                f"a training or test that was given up still runs after {STUCK_SECONDS:g} s and cannot be"
+                f"what was given up still runs after {STUCK_SECONDS:g} s and cannot be"
                 " interrupted: the agent ends; its service manager starts it again"
             ) from None
 

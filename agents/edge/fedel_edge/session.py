@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 import fedel
+from fedel import request_id
 from fedel.roles.gate import MAX_NAME, clean
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
@@ -100,6 +101,7 @@ class Session:
 
     async def _one_stream(self) -> None:
         """Returns only once we closed it; every other end is an exception."""
+        request_id.begin()  # what comes of this stream has its id, at all servers
         outgoing: Outgoing = asyncio.Queue()
         self._outgoing = outgoing
         self.send(SessionRequest(hello=self._hello))

@@ -38,6 +38,7 @@ from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
 from fedel_coordinator.sessions import Session, SessionLimits, Sessions
 from fedel_coordinator.shards import Shards, StoppedWaiting
 from fedel_coordinator.store import RunRow, Store
+from fedel_coordinator.traces import traces_to
 
 log = logging.getLogger(__name__)
 MAX_ENDED_AGAIN = 100
@@ -76,8 +77,17 @@ class Coordinator:
         self.dry_runs: dict[str, DryOffer] = {}
         """Offers of runs that are never created (``dry_run.py``)."""
         self.stopping = False
+        self.traces = traces_to(config.traces)
         self._services = RunServices(
-            store, self.sessions, shards, self.metrics, self.clock, config, self.fleet, config.runs_dir
+            store,
+            self.sessions,
+            shards,
+            self.metrics,
+            self.clock,
+            config,
+            self.fleet,
+            config.runs_dir,
+            self.traces,
         )
         self._pulse: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -129,6 +139,8 @@ class Coordinator:
             run.change.notify()
         self.fleet.note_seen()
         await self.fleet.flush()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
 
     async def _beat(self) -> None:
         """So that the sessions notice when this process did not run."""

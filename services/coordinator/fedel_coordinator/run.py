@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from fedel import plugins
+from fedel import plugins, request_id
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.records import RoundRecord
@@ -28,7 +28,7 @@ from fedel_coordinator.record_keeping import RecordKeeper
 from fedel_coordinator.run_members import RunMembers
 from fedel_coordinator.run_services import RunServices
 from fedel_coordinator.sessions import Device
-from fedel_coordinator.shards import OutageHandler, StoppedWaiting
+from fedel_coordinator.shards import OtherRound, OutageHandler, StoppedWaiting
 from fedel_coordinator.store import RunRow, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class CoordinatorRun(RunMembers):
             services.metrics,
             services.directory(row.name),
             lambda notice: self._show("records", notice),
+            services.traces,
         )
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
@@ -177,6 +178,8 @@ class CoordinatorRun(RunMembers):
 
     def _reason(self, error: Exception) -> str:
         """An error as the reason of a pause."""
+        if isinstance(error, OtherRound):
+            return str(error)
         told = str(error) if isinstance(error, FedelError) else f"{type(error).__name__}: {error}; see the log"
         return clean(f"round {self.state.handover.round_num + 1}: {told}")
 
@@ -264,6 +267,7 @@ class CoordinatorRun(RunMembers):
 
     async def _call(self, call: Callable[[], Awaitable[ev.Event | None]]) -> None:
         """A call to the aggregators, whose answer is an event. Calls leave in the order of their effects."""
+        request_id.ensure()
         try:
             async with self._calls:
                 event = await call()

@@ -15,6 +15,7 @@ from fedel_coordinator.run_directory import RunDirectory
 from fedel_coordinator.sessions import Sessions
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.store import Store
+from fedel_coordinator.traces import Traces
 
 
 def steady_clock() -> Callable[[], float]:
@@ -49,6 +50,7 @@ class RunServices:
     limits: RunLimits
     fleet: Fleet
     runs_dir: Path | None = None
+    traces: Traces | None = None
 
     def directory(self, run: str) -> RunDirectory | None:
         return RunDirectory(self.runs_dir / run) if self.runs_dir else None

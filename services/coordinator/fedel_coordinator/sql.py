@@ -58,7 +58,7 @@ class SqlStore:
 
     def __init__(self, url: str) -> None:
         try:
-            self._engine = _engine(url)
+            self._engine = new_engine(url)
         except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
             raise ServiceError(
                 f"database_url: {error}; write sqlite:///file or postgresql+psycopg://user@host/name"
@@ -230,7 +230,7 @@ def _round(run: str, round_num: int) -> sa.Update:
     return sa.update(rounds).where(rounds.c.run == run, rounds.c.round_num == round_num)
 
 
-def _engine(url: str) -> sa.Engine:
+def new_engine(url: str) -> sa.Engine:
     parsed = sa.make_url(url)
     if parsed.get_backend_name() == "postgresql":
         return sa.create_engine(parsed, pool_pre_ping=True)
