@@ -90,6 +90,16 @@ def _control(action: int) -> list[Message]:
     return [coord.ControlRunRequest(run=samples.RUN, action=action)]  # type: ignore[arg-type]
 
 
+def _control_agent(client: str, action: int) -> list[Message]:
+    labels = {"labels": {"gpu": "orin"}, "dropped": ["site"]}
+    return [coord.ControlAgentRequest(name=client, action=action, **labels)]  # type: ignore[arg-type]
+
+
+def _plan() -> Message:
+    run = samples.create_run()
+    return coord.PlanRunRequest(config_json=run.config_json, spec=run.spec, wait_seconds=0.05)
+
+
 @lru_cache(maxsize=100)
 def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
     """Valid streams of messages of each RPC; a single request is a stream of one."""
@@ -113,6 +123,13 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         "ControlRun": lambda: [_control(action) for action in coord.RunAction.values()],
         "ListRuns": lambda: [[coord.ListRunsRequest()]],
         "WatchRun": lambda: [[coord.WatchRunRequest(run=samples.RUN)]],
+        "ListAgents": lambda: [
+            [coord.ListAgentsRequest()],
+            [coord.ListAgentsRequest(name=client)],
+            [coord.ListAgentsRequest(selector="gpu=orin,site!=lab,!broken,name=a", after="a")],
+        ],
+        "ControlAgent": lambda: [_control_agent(client, action) for action in coord.AgentAction.values()],
+        "PlanRun": lambda: [[_plan()]],
         "ListAggregators": lambda: [[coord.ListAggregatorsRequest()]],
         "Enrol": lambda: [[enrolment.EnrolRequest(secret="x" * 22, signing_request=_request())]],
         "Renew": lambda: [[enrolment.RenewRequest(signing_request=_request())]],
