@@ -35,6 +35,8 @@ VERBS = {
     "certs": Verb("certs", "server", "certificates: the authority, servers, people, devices"),
     "status": Verb("runs", "desk", "the state of a run of a federation, client by client"),
     "runs": Verb("runs", "desk", "list runs; pause, resume or stop one"),
+    "plan": Verb("plan", "desk", "what a job would do on a fleet: T_th, windows, seconds, bytes, memory"),
+    "fleet": Verb("fleet", "desk", "list the agents of a federation; label, cordon, drain or profile them"),
     "report": Verb("report", "desk", "write the report of a run, or of several side by side"),
     "export": Verb("export", "desk", "write the model of a run, or an exit of it, for use elsewhere"),
     "exits": Verb("export", "desk", "what each early exit of a trained model costs and is worth"),

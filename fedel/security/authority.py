@@ -95,6 +95,34 @@ class Authority:
                 write_atomic(folder / CA_KEY, x.key_to_pem(key), mode=PRIVATE)
         return cls(folder)
 
+    @classmethod
+    def adopt(cls, folder: Path, source: Path) -> Authority:
+        """Use your own authority: ``tls.crt`` and ``tls.key`` in ``source``, as a Kubernetes secret has them.
+
+        The key stays there: this folder, and every backup of it, has only a link to it.
+        """
+        key_path, pem = source / "tls.key", _given(source / "tls.crt")
+        key = x.key_from_pem(_given(key_path), str(key_path))
+        ca = x.certificates_from_pem(pem, str(source / "tls.crt"))[0]
+        if key.public_key() != ca.public_key() or not x.is_authority(ca):
+            raise CertificateError(
+                f"{source}: tls.crt must be a certificate authority that signed itself, and tls.key its key"
+            )
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(folder):
+            known = folder / CA
+            if known.exists() and x.certificates_from_pem(known.read_bytes(), str(known))[0].public_key() != (
+                ca.public_key()
+            ):
+                raise CertificateError(f"{folder} has another authority already: choose another folder")
+            if not (folder / CRL).exists():
+                write_atomic(folder / CRL, x.revocation_list(key, ca, 1, {}, utc_now()), mode=PUBLIC)
+            write_atomic(known, x.to_pem(ca), mode=PUBLIC)
+            if not (folder / CA_KEY).exists():
+                (folder / CA_KEY).unlink(missing_ok=True)  # a link to a key that has moved
+                (folder / CA_KEY).symlink_to(key_path.absolute())
+        return cls(folder)
+
     def sign(
         self,
         request: bytes,
@@ -263,3 +291,10 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _given(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CertificateError(f"{path}: {error.strerror}; name a folder with tls.crt and tls.key") from None

@@ -43,10 +43,19 @@ def connect(address: str, tls: Tls | None = None) -> aio.Channel:
     return _channel(address, load(tls.folder) if tls.secure else None, tls.secret)
 
 
-def _channel(address: str, own: Credentials | None, secret: str) -> aio.Channel:
-    # A server that was restarted is found again within seconds, not after gRPC's two minutes.
-    # gRPC's own retries keep every message of a stream in memory as long as it lives; `retry.py` does not.
-    options = [*OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000), ("grpc.enable_retries", 0)]
+def _channel(address: str, own: Credentials | None, secret: str, near: bool = False) -> aio.Channel:
+    # A server can come back at another address, as a restarted pod does. gRPC would try the old address for
+    # 20 s, look the name up at most every 30 s, and wait up to two minutes between tries. A device on a bad
+    # link needs seconds for a try; and not all devices should come at once.
+    try_ms, wait_ms = (3_000, 2_000) if near else (10_000, 5_000)
+    options = [
+        *OPTIONS,
+        ("grpc.min_reconnect_backoff_ms", try_ms),  # how long a try may take, in spite of the name
+        ("grpc.max_reconnect_backoff_ms", wait_ms),
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+        # gRPC's own retries keep every message of a stream in memory as long as it lives; `retry.py` does not.
+        ("grpc.enable_retries", 0),
+    ]
     if own is None:
         return with_metadata(aio.insecure_channel(address, options=options), secret)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.cert)
@@ -72,10 +81,14 @@ def _carrying(make: Callable[..., Callable[..., Any]], metadata: tuple[tuple[str
 
 
 class Dialer:
-    """Channels of a process that lives longer than its certificate: made again after each renewal."""
+    """Channels of a process that lives longer than its certificate: made again after each renewal.
 
-    def __init__(self, tls: Tls | None = None) -> None:
+    ``near`` is for servers of one network: a try to connect ends sooner, and the next comes sooner.
+    """
+
+    def __init__(self, tls: Tls | None = None, near: bool = False) -> None:
         self.tls = tls or Tls()
+        self._near = near
         self._watched = Watched(self.tls.folder) if self.tls.secure else None
         self._used = self._watched.current() if self._watched else None
         self._secret = self.tls.secret
@@ -93,7 +106,7 @@ class Dialer:
             self._renew()
         if address not in self._channels:
             self.tls.check(address)
-            self._channels[address] = _channel(address, self._used, self._secret)
+            self._channels[address] = _channel(address, self._used, self._secret, self._near)
         return self._channels[address]
 
     def _renew(self) -> None:

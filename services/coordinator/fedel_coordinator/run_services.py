@@ -10,6 +10,7 @@ from typing import Protocol
 
 from fedel.plugins import Allowed
 from fedel.telemetry import CoordinatorMetrics
+from fedel_coordinator.fleet import Fleet
 from fedel_coordinator.run_directory import RunDirectory
 from fedel_coordinator.sessions import Sessions
 from fedel_coordinator.shards import Shards
@@ -47,6 +48,7 @@ class RunServices:
     clock: Callable[[], float]
     """Unix seconds."""
     limits: RunLimits
+    fleet: Fleet
     runs_dir: Path | None = None
     traces: Traces | None = None
 

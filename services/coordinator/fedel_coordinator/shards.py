@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-LONGEST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 2.0
 """Between two tries: a run must go on soon after its aggregator is back."""
 
 
@@ -65,7 +65,7 @@ class Shards:
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
         self.addresses = tuple(addresses)
-        self._dialer = Dialer(tls)
+        self._dialer = Dialer(tls, near=True)
         for address in addresses:
             self._dialer.tls.check(address)
 
