@@ -484,16 +484,21 @@ Global___OpenRoundRequest: _TypeAlias = OpenRoundRequest  # noqa: Y015
 
 @_typing.final
 class OpenRoundResponse(_message.Message):
-    """The round is open. Carries nothing."""
+    """The round is open, unless it is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MADE_FIELD_NUMBER: _builtins.int
+    made: _builtins.bool
+    """The round has made its model already: nothing was opened, and SealRound and CommitRound give their answers again."""
     def __init__(
         self,
+        *,
+        made: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

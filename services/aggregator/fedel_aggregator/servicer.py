@@ -144,8 +144,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
 
     async def OpenRound(self, request: pb.OpenRoundRequest, _context: Any) -> pb.OpenRoundResponse:
         describe_call(run=request.run, round=request.round_num)
-        await self._runs.use(request.run, ShardRun.open, request)
-        return pb.OpenRoundResponse()
+        return pb.OpenRoundResponse(made=not await self._runs.use(request.run, ShardRun.open, request))
 
     async def SealRound(self, request: pb.SealRoundRequest, context: Any) -> None:  # type: ignore[override]
         describe_call(run=request.run, round=request.round_num)

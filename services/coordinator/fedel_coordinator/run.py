@@ -283,7 +283,8 @@ class CoordinatorRun(RunMembers):
 
     async def _open(self, effect: ev.Open) -> None:
         what = effect.round_num, effect.participants
-        await self.services.shards.open(self.name, *what, self._outages(), effect.attempt)
+        for report in await self.services.shards.open(self.name, *what, self._outages(), effect.attempt):
+            self.post(ev.Done(report.client, TaskResult(report)))  # its update is in the model
 
     async def _seal(self, effect: ev.Seal) -> ev.Event:
         reports = await self.services.shards.seal(self.name, effect.round_num, self._outages())
