@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedel.errors import ServiceError
 from fedel.roles import events as ev
 from fedel.roles.closing import ClosingTurn
 from fedel.roles.gate_session import objection_to_result
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.repeating import MISSING, SILENT
 from fedel.roles.run_state import (
-    FINISHED,
     HELD,
     MAX_COMMITTED,
     OPEN,
     PAUSED,
+    QUEUED,
     RUNNING,
     SEALED,
-    STOPPED,
     STOPPING,
     WAITING,
     Member,
@@ -114,8 +112,10 @@ class _Turn(ClosingTurn):
                 self.evaluated(event)
             case ev.Kept():
                 self.kept(event)
-            case ev.Controlled(action):
-                self._control(action)
+            case ev.Controlled():
+                self.control(event)
+            case ev.Admitted():
+                self.admit()
             case ev.CloseNow():
                 self._seal()
             case ev.Interrupted():
@@ -256,24 +256,6 @@ class _Turn(ClosingTurn):
         elif not self.free_evaluator(event.client, unfit=True) and event.client not in self.state.missed_tests:
             self._leave(event.client, event.message)
 
-    def _control(self, action: str) -> None:
-        phase = self.state.phase
-        if action == "stop_now":
-            self.interrupt()
-        elif action == "stop":
-            self.set_phase(STOPPING, "stops after the open round; `fedel runs stop --now` gives it up")
-            if phase == HELD:
-                self.go_on()
-        elif phase == STOPPING:
-            raise ServiceError("the run is stopping: create a new run to continue training")
-        elif action == "pause" and phase != HELD:
-            self.set_phase(PAUSED, "paused by an operator; `fedel runs resume` goes on")
-        elif action == "resume" and phase in (PAUSED, HELD):
-            begun = self.state.open is not None or self.state.handover.round_num > 0
-            self.set_phase(RUNNING if begun else WAITING)
-            if phase == HELD:
-                self.go_on()
-
     def _restarted(self) -> None:
         members = {name: replace(m, connected=False, silent=False) for name, m in self.state.members.items()}
         self.set(replace(self.state, members=members, evaluation=None))
@@ -318,8 +300,8 @@ class _Turn(ClosingTurn):
         state = self.state
         is_last = self.planner.is_over(state.handover)
         if is_last or state.phase == STOPPING:
-            return None if state.committed else self.end(FINISHED if is_last else STOPPED)
-        if state.phase == PAUSED or self._num_missing() > 0 or len(state.committed) >= MAX_COMMITTED:
+            return None if state.committed else self.end_in_order(is_last)
+        if state.phase in (PAUSED, QUEUED) or self._num_missing() > 0 or len(state.committed) >= MAX_COMMITTED:
             return None
         handover = state.handover
         views = believed(state.present, handover.reports, handover.speeds)
@@ -399,11 +381,10 @@ class _Turn(ClosingTurn):
         why = ""
         if open_round is None:
             missing = self._num_missing()
-            if missing > 0 and self.state.phase != PAUSED:
+            if missing > 0 and self.state.phase not in (PAUSED, QUEUED):
                 why = f"waits for {missing} more client{'s'[: missing > 1]}"
         elif open_round.status == OPEN:
-            late = f"{len(open_round.done)} of {self.min_reports} reports at the deadline; waits for more"
-            told = [late if open_round.overdue else "", self.divergence(open_round)]
+            told = [self.too_few(open_round), self.divergence(open_round)]
             why = "; ".join(text for text in told if text)
         secure = open_round.secure if open_round else None
         is_stepping = secure is not None and secure.opened is None

@@ -169,7 +169,10 @@ class Guard(aio.ServerInterceptor):
         """Refuse a certificate that has expired or was revoked."""
         about = {"method": method, "client": facts.identity.name}
         if facts.serial in self._revocations:
-            message = f"the certificate of {facts.identity} is revoked: ask the operator for a new token"
+            message = (
+                f"the certificate of {facts.identity} is revoked: ask the operator for a new token; once it is"
+                " enrolled again, an agent connects by itself within a minute"
+            )
             await self._keeper.refuse(context, "revoked", message, **about)
         if utc_now() >= facts.not_after:
             message = f"the certificate of {facts.identity} has expired: renew it, or enrol again"

@@ -52,7 +52,7 @@ class CoordinatorRun:
         self.last_record: RoundRecord | None = stored.last_record
         self.activities = {client: Activity() for client in self.state.members}
         self.change = ChangeSignal()
-        self._notices = dict.fromkeys(("database", "aggregators", "engine", "records"), "")
+        self._notices = dict.fromkeys(("database", "aggregators", "queue", "engine", "records"), "")
         """What the run waits for at the moment, for people, by source; the first that is not empty is shown."""
         self.keeper = RecordKeeper(
             row,
@@ -60,7 +60,7 @@ class CoordinatorRun:
             services.store,
             services.metrics,
             services.directory(row.name),
-            lambda notice: self._show("records", notice),
+            lambda notice: self.show("records", notice),
         )
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
@@ -157,7 +157,7 @@ class CoordinatorRun:
         def on_failure(error: Exception, failures: int) -> None:
             if failures == 1:
                 log.warning("%s; trying again", error, extra=self.log_fields)
-            self._show(
+            self.show(
                 "database", f"the database does not answer ({clean(str(error))}); trying again until it does"
             )
 
@@ -191,7 +191,7 @@ class CoordinatorRun:
                     save = (self.services.store, self.name, effect, state, device, now)
                     await asyncio.to_thread(persistence.save, *save)
             self.state = state
-            self._show("database", "")
+            self.show("database", "")
             if before.open is None and state.open is not None:
                 for activity in self.activities.values():
                     activity.phase = "idle"
@@ -199,16 +199,18 @@ class CoordinatorRun:
                 await self._try_to_carry_out(effect)
         if state.phase == HELD != before.phase:
             log.error("run '%s' is paused: %s", self.name, state.message, extra=self.log_fields)
+        if state.phase != before.phase:
+            self.services.phase_changed(self.name)
         if state is not before:
             self.wake()
             self.change.notify()
 
-    async def control(self, action: str) -> None:
+    async def control(self, action: str, by: str = "", why: str = "") -> None:
         """Pause, resume or stop; stopping what has ended already is not an error."""
         if self.ended and not action.startswith("stop"):
             raise RunEnded(f"run '{self.name}' is {self.state.phase}: create a new run to continue training")
         try:
-            await self.apply(ev.Controlled(action))
+            await self.apply(ev.Controlled(action, by, why))
         except ServiceError as error:
             raise RunEnded(f"run '{self.name}': {error}") from None
 
@@ -322,7 +324,7 @@ class CoordinatorRun:
                 self._wake_at = until
                 if why and self.state.open is not None and why != self._notices["engine"]:
                     log.warning("round %d: %s", self.state.open.round_num, why, extra=self.log_fields)
-                self._show("engine", why)
+                self.show("engine", why)
             case ev.Persist():
                 pass  # done before everything else
 
@@ -362,11 +364,11 @@ class CoordinatorRun:
         def show(notice: str) -> None:
             if notice and notice != self._notices["aggregators"]:
                 log.warning("%s", notice, extra=self.log_fields)
-            self._show("aggregators", notice)
+            self.show("aggregators", notice)
 
         return OutageHandler(show, lambda: self.ended or self.state.phase == STOPPING)
 
-    def _show(self, source: str, notice: str) -> None:
+    def show(self, source: str, notice: str) -> None:
         if notice != self._notices[source]:
             self._notices[source] = notice
             self.change.notify()

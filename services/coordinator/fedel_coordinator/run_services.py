@@ -47,6 +47,8 @@ class RunServices:
     """Unix seconds."""
     limits: RunLimits
     runs_dir: Path | None = None
+    phase_changed: Callable[[str], None] = lambda _: None
+    """Called with the name of a run."""
 
     def directory(self, run: str) -> RunDirectory | None:
         return RunDirectory(self.runs_dir / run) if self.runs_dir else None

@@ -118,6 +118,11 @@ class Sessions:
     def num_sessions(self) -> int:
         return len(self._sessions)
 
+    @property
+    def clients(self) -> list[str]:
+        """Who has a session, by name."""
+        return sorted(self._sessions)
+
     def open(self, client: str, device: Device) -> Session:
         """A new session. An older one of the same client is ended, because its agent is most likely gone."""
         older = self._sessions.get(client)
