@@ -95,8 +95,8 @@ def run(
         say(console, too_many, "yellow")
     if fleet_size and parsed.rounds.min_reports > fleet_size:
         raise ConfigError(
-            f"{made.where}: rounds.min_reports = {parsed.rounds.min_reports}, but [fleet] has {fleet_size} agents:"
-            " no round would ever close"
+            f"{made.where}: rounds.min_reports = {parsed.rounds.min_reports}, but [fleet] has {fleet_size}"
+            " agents: no round would ever close"
         )
     created = threading.Event()
     try:

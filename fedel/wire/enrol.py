@@ -54,7 +54,7 @@ def _check_name(address: str, der: bytes) -> None:
     if host not in hosts and not any(each.startswith("*") for each in hosts):
         raise CertificateError(
             f"the certificate of the server at {address} is for {', '.join(hosts)}, not for {host}: use one of"
-            f" these names, or issue it again at the server: `fedel certs issue NAME --role service --host {host}`"
+            f" these names, or issue it again there: `fedel certs issue NAME --role service --host {host}`"
         )
 
 

@@ -160,7 +160,9 @@ class Guard(aio.ServerInterceptor):
         await self._check(facts, context, method)
         identity = facts.identity
         if identity.role not in RULES.get(method, ()):
-            message = f"{identity} may not call {method.rpartition('/')[2]}: its role does not allow it"
+            roles = " or ".join(sorted(RULES.get(method, ())))
+            call = method.rpartition("/")[2]
+            message = f"{identity} may not call {call}: that takes a certificate with the role {roles}"
             await self._keeper.refuse(context, "role", message, method=method, client=identity.name)
         _CALLER.set(Caller(facts, self._keeper))
         return facts
