@@ -23,7 +23,7 @@ from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
 from fedel.wire.codec import spec_to_pb
-from fedel.wire.retry import Backoff, describe, retrying
+from fedel.wire.retry import Backoff, describe, mistake, retrying
 from fedel.wire.streams import fetch_model, model_header, push_model
 from fedel.wire.watch import whole
 
@@ -187,9 +187,10 @@ async def _answer_of(address: str, call: Awaitable[T], tls: Tls | None) -> T:
     try:
         return await call
     except aio.AioRpcError as error:
-        if error.code() == grpc.StatusCode.UNAVAILABLE:
-            raise ServiceError(f"cannot reach {address}: {describe(error)}; {_what_to_check(tls)}") from None
-        raise ServiceError(f"{address} refused: {describe(error)}") from None
+        if error.code() == grpc.StatusCode.UNAVAILABLE and not mistake(error):
+            raise ServiceError(f"cannot reach {address}: {_what_to_check(tls)} ({describe(error)})") from None
+        verb = "" if mistake(error) else " refused"
+        raise ServiceError(f"{address}{verb}: {describe(error)}") from None
 
 
 def _what_to_check(tls: Tls | None) -> str:
@@ -197,5 +198,5 @@ def _what_to_check(tls: Tls | None) -> str:
         return f"is the service running, is this its address, and does it accept the certificate in {tls.dir}?"
     return (
         "no certificate was given (--certs, $FEDEL_CERTS), and a server that requires one ends the connection"
-        " without a word; is the service running, and is this its address?"
+        " without a word. If it requires none: is the service running, and is this its address?"
     )

@@ -103,7 +103,9 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         # Most of them of clients that are planned: more of what they send is looked at.
         "PutUpdate": lambda: [_update(samples.RUN, client), *[_update(samples.PLANNED, client)] * 3],
         "OpenRound": lambda: [[samples.open_round(run, [client])] for run in (samples.RUN, "other")],
-        "DeleteRun": lambda: [[agg.DeleteRunRequest(run=run, dry_run=run == client)] for run in (client, "other")],
+        "DeleteRun": lambda: [
+            [agg.DeleteRunRequest(run=run, dry_run=run == client)] for run in (client, "other")
+        ],
         "EndRun": lambda: [[agg.EndRunRequest(run=run)] for run in (samples.RUN, "other")],
         "GetRevocationList": lambda: [[enrolment.GetRevocationListRequest()]],
         "SealRound": lambda: [[agg.SealRoundRequest(**key)]],

@@ -21,7 +21,7 @@ from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import with_secret
 from fedel.wire.clock import HEADER, Skew, skew
-from fedel.wire.retry import describe
+from fedel.wire.retry import describe, mistake
 from fedel_edge.preflight.findings import ENROL, Finding, bad, good, skipped
 
 TIMEOUT_SECONDS = 10.0
@@ -153,9 +153,9 @@ def _refused(check: str, address: str, error: aio.AioRpcError) -> Finding:
     code, details = error.code(), describe(error)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return bad(check, f"{address} refuses this device: {details}", ENROL)
+    if mistake(error):
+        return bad(check, f"{address} is not the {check}: {details}", "correct the address or its port")
     if code is grpc.StatusCode.UNAVAILABLE:
         remedy = "is this device's certificate of the same federation, and does a gRPC server use this port?"
         return bad(check, f"{address} closes the connection: {details}", remedy)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return bad(check, f"{address} is not the {check}: {details}", "correct the address or its port")
     return bad(check, f"{address}: {code.name}: {details}", "look at the server's log")
