@@ -1213,7 +1213,7 @@ class ControlRunRequest(_message.Message):
     action: Global___RunAction.ValueType
     """The change."""
     why: _builtins.str
-    """Why, in the words of the person who wants it; at most 300 letters are kept."""
+    """Why, as the person says it; at most 300 letters are kept."""
     def __init__(
         self,
         *,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,38 +24,43 @@ from tests.security.support import Pki, servers
 from tests.services.coordinator.support import asynchronous
 
 
-@asynccontextmanager
-async def web_page() -> AsyncIterator[str]:
+class Page(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def web_page() -> Iterator[str]:
     """A port that answers as the page does to what is not HTTP/1."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @asynchronous
 async def test_another_port_is_recognised(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     operator, agent = pki.tls("operator", "ada"), load(pki.tls("agent", "a").folder)
-    async with servers(tmp_path, pki) as made:
-        with pytest.raises(
-            ServiceError, match="another service, or an older version: by default a coordinator"
-        ):
-            await list_runs(made.aggregator_address, operator)
-        with pytest.raises(ServiceError, match=r"does not use certificates; is it the page\? .* on 7070"):
-            await list_runs(page, operator)
-        with pytest.raises(ServiceError, match=r"no gRPC server is at this port; is it the page\? .* on 7070"):
-            await list_runs(page, Tls())
-        found = (await reach("coordinator", made.aggregator_address, agent)).finding
-        assert "is not the coordinator: the server at this port is another service" in found.said
-        assert "correct the address or its port" == found.remedy
-        plain = (await reach("coordinator", page, None)).finding
-        assert "is not the coordinator: no gRPC server is at this port; is it the page?" in plain.said
+    with web_page() as page:
+        async with servers(tmp_path, pki) as made:
+            with pytest.raises(ServiceError, match="another service, or an older version: by default a"):
+                await list_runs(made.aggregator_address, operator)
+            with pytest.raises(ServiceError, match=r"does not use certificates; is it the page\? .* on 7070"):
+                await list_runs(page, operator)
+            with pytest.raises(
+                ServiceError, match=r"no gRPC server is at this port; is it the page\? .* on 7070"
+            ):
+                await list_runs(page, Tls())
+            found = (await reach("coordinator", made.aggregator_address, agent)).finding
+            assert "is not the coordinator: the server at this port is another service" in found.said
+            assert "correct the address or its port" == found.remedy
+            plain = (await reach("coordinator", page, None)).finding
+            assert "is not the coordinator: no gRPC server is at this port; is it the page?" in plain.said
 
 
 @asynchronous
@@ -75,10 +82,13 @@ async def enrolled(at: str, token: Token, folder: Path) -> None:
 async def test_enrolling_at_another_port_names_the_right_one(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     token = pki.authority.promise(Identity("agent", "b"))
-    async with servers(tmp_path, pki) as made, web_page() as page:
-        for at in (made.coordinator_address, made.aggregator_address, page):
-            with pytest.raises(ServiceError, match=r"is this the enrolment port of the coordinator \(7072\)\?"):
-                await enrolled(at, token, tmp_path / "b")
+    with web_page() as page:
+        async with servers(tmp_path, pki) as made:
+            for at in (made.coordinator_address, made.aggregator_address, page):
+                with pytest.raises(
+                    ServiceError, match=r"is this the enrolment port of the coordinator \(7072\)\?"
+                ):
+                    await enrolled(at, token, tmp_path / "b")
 
 
 @asynchronous
