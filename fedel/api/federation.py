@@ -148,7 +148,10 @@ def _left(address: str, name: str, created: bool, stop: bool, tls: Tls) -> str:
         )
     if not stop:
         return f"stopped; {fetching.how_to_come_back(name, address, tls.dir)}"
-    finished(control(address, name, pb.RUN_ACTION_STOP, tls, "its `fedel run --stop-on-exit` was left"))
+    try:
+        finished(control(address, name, pb.RUN_ACTION_STOP, tls, "its `fedel run --stop-on-exit` was left"))
+    except ServiceError as error:
+        return f"{error}\nstopped; {fetching.how_to_come_back(name, address, tls.dir)}"
     return (
         f"stopped; run '{name}' stops after its open round: `fedel runs fetch {name} --coordinator {address}`"
     )

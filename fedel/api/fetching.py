@@ -11,7 +11,6 @@ from fedel_coordinator.run_directory import RunDirectory
 from rich.console import Console
 
 from fedel import config
-from fedel.api.progress import Stopped
 from fedel.cli.screen import Screen
 from fedel.cli.submit import follow, look, result_of, save_model
 from fedel.data.model_input import FILE as INPUT_FILE
@@ -35,17 +34,14 @@ async def fetched(address: str, name: str, directory: Path, tls: Tls, console: C
     check_folder(directory, parse_json(status.config_json))
     shown = Console(quiet=True) if status.phase in ENDED else console
     records: list[str] = []
-    try:
-        with Screen(shown) as screen:
+    with Screen(shown) as screen:
 
-            def show(status: pb.RunStatus) -> None:
-                records.extend(status.rounds_json)
-                screen.show(status)
+        def show(status: pb.RunStatus) -> None:
+            records.extend(status.rounds_json)
+            screen.show(status)
 
-            status = await follow(address, name, show, tls)
-            await bring(address, status, records, directory, tls)
-    except KeyboardInterrupt:
-        raise Stopped(f"stopped; {how_to_come_back(name, address, tls.dir)}") from None
+        status = await follow(address, name, show, tls)
+    await bring(address, status, records, directory, tls)
     return status
 
 

@@ -54,11 +54,15 @@ def what_follows(status: pb.RunStatus, action: pb.RunAction.ValueType) -> str:
 
 def fetch(arguments: argparse.Namespace, tls: Tls) -> int:
     """Bring results here; of a run that is not over, when it ends."""
-    from fedel.api.fetching import fetched  # needs the report
+    from fedel.api.fetching import fetched, how_to_come_back
 
+    address = _address(arguments)
     for name in _names(arguments):
         place = arguments.out / name
-        status = asyncio.run(fetched(_address(arguments), name, place, tls, Console(stderr=True)))
+        try:
+            status = asyncio.run(fetched(address, name, place, tls, Console(stderr=True)))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"stopped; {how_to_come_back(name, address, tls.dir)}") from None
         if arguments.json:
             print(json.dumps({"run": name, "path": str(place), "phase": PHASES.get(status.phase)}))
         else:
