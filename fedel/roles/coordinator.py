@@ -14,6 +14,7 @@ from dataclasses import replace
 from fedel.roles import events as ev
 from fedel.roles.closing import ClosingTurn
 from fedel.roles.gate_session import objection_to_result
+from fedel.roles.missing import noted, overdue, too_few, waits_for, without
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.repeating import MISSING, SILENT
 from fedel.roles.run_state import (
@@ -88,6 +89,8 @@ class _Turn(ClosingTurn):
                 self._silent(client)
             case ev.Found(client):
                 self._found(client)
+            case ev.Withheld(client, withheld):
+                self.change_member(client, withheld=withheld)
             case ev.Forgotten(client):
                 self._forget(client)
             case ev.Accepted():
@@ -134,7 +137,7 @@ class _Turn(ClosingTurn):
             speed = replace(handover.speeds[member.client], slowness=1.0, probe_slowness=1.0)
             speeds = {**handover.speeds, member.client: speed}
             self.set(replace(self.state, handover=replace(handover, speeds=speeds)))
-        self.set(self.state.with_member(replace(member, connected=True)))
+        self.set(without(self.state.with_member(replace(member, connected=True)), member.client))
         self.do(ev.Persist("member", member.client))
         self.free_evaluator(member.client)  # a test that it had went to its older session
         open_round = self.state.open
@@ -255,6 +258,7 @@ class _Turn(ClosingTurn):
             self._lose(event.client, event.round_num, event.message)
         elif not self.free_evaluator(event.client, unfit=True) and event.client not in self.state.missed_tests:
             self._leave(event.client, event.message)
+            self.set(noted(self.state, event.client, event.message))
 
     def _restarted(self) -> None:
         members = {name: replace(m, connected=False, silent=False) for name, m in self.state.members.items()}
@@ -379,13 +383,12 @@ class _Turn(ClosingTurn):
             return ev.Wait()
         until = [evaluation.deadline] if evaluation is not None and not evaluation.answered else []
         why = ""
-        if open_round is None:
-            missing = self._num_missing()
-            if missing > 0 and self.state.phase not in (PAUSED, QUEUED):
-                why = f"waits for {missing} more client{'s'[: missing > 1]}"
-        elif open_round.status == OPEN:
-            told = [self.too_few(open_round), self.divergence(open_round)]
-            why = "; ".join(text for text in told if text)
+        if open_round is None and self.state.phase not in (PAUSED, QUEUED):
+            why = waits_for(self._num_missing(), self.state)
+        elif open_round is not None and open_round.status == OPEN:
+            least = self.min_reports
+            told = overdue(open_round, least), too_few(self.state, least), self.divergence(open_round)
+            why = "; ".join(filter(None, told))
         secure = open_round.secure if open_round else None
         is_stepping = secure is not None and secure.opened is None
         if open_round is not None and (open_round.status == OPEN or is_stepping):

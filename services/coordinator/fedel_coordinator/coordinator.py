@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import grpc
 from grpc import aio
@@ -30,20 +31,29 @@ from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.errors import ModelMissing, NameTaken, NoSuchRun
+from fedel_coordinator.fleet import Fleet
 from fedel_coordinator.housekeeping import Housekeeper
+from fedel_coordinator.messages import Message
 from fedel_coordinator.persistence import spec_from_json, spec_to_json
 from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.run_queue import RunQueue
 from fedel_coordinator.run_services import RunServices, steady_clock
 from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
-from fedel_coordinator.sessions import SessionLimits, Sessions
+from fedel_coordinator.sessions import Session, SessionLimits, Sessions
 from fedel_coordinator.shards import Shards, StoppedWaiting
 from fedel_coordinator.store import RunRow, Store
+from fedel_coordinator.traces import traces_to
 
 log = logging.getLogger(__name__)
 MAX_ENDED_AGAIN = 100
 """Newest runs that the aggregators are told at the start are over."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class DryOffer(Protocol):
+    """Takes what agents say about an offer of a run that is never created."""
+
+    def receive(self, session: Session, message: Message) -> None: ...
 
 
 class Coordinator:
@@ -64,12 +74,16 @@ class Coordinator:
         self.metrics = metrics or CoordinatorMetrics(CollectorRegistry())
         limits = SessionLimits(config.max_messages_per_second, config.max_refused_messages)
         self.sessions = Sessions(config.silent_seconds, monotonic, limits)
+        self.fleet = Fleet(store, self.sessions, self.clock, config.max_agents)
         self.runs: dict[str, CoordinatorRun] = {}
         """The runs that this process drives or has driven."""
         self.drives: dict[str, asyncio.Task[None]] = {}
         self._queue = RunQueue(self.runs, config.max_active_runs)
         self._creating = asyncio.Lock()
+        self.dry_runs: dict[str, DryOffer] = {}
+        """Offers of runs that are never created (``dry_run.py``)."""
         self.stopping = False
+        self.traces = traces_to(config.traces)
         self._services = RunServices(
             store,
             self.sessions,
@@ -77,16 +91,21 @@ class Coordinator:
             self.metrics,
             self.clock,
             config,
+            self.fleet,
             config.runs_dir,
+            self.traces,
             self._phase_changed,
         )
         self.housekeeper = Housekeeper(self._services, self.runs, self.drives)
         self._pulse: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go on with every run that has not ended."""
+        await self.fleet.load()
+        self._keeping = asyncio.create_task(self.fleet.keep(), name="fleet")
         self._pulse = asyncio.create_task(self._beat(), name="pulse")
         rows = await asyncio.to_thread(self.store.runs, brief=True)
         if not rows:
@@ -110,6 +129,8 @@ class Coordinator:
                 why = f"{error}; after that, start the coordinator again, and {TRIES_AGAIN}"
                 await asyncio.to_thread(self.store.set_phase, row.name, HELD, why)
             else:
+                for client in run.state.members:
+                    await run.settle_member(client)
                 await self._start_run(run)
         self._queue.settle()
         limits = self.config.keep_runs_days, self.config.keep_runs
@@ -118,7 +139,7 @@ class Coordinator:
     async def stop(self) -> None:
         """Stop driving. Agents receive no end of their run: it goes on at the next start."""
         self.stopping = True
-        for waiting in (self._pulse, self._ending, self._tidying):
+        for waiting in (self._pulse, self._ending, self._tidying, self._keeping):
             if waiting is not None:
                 waiting.cancel()
         for task in self.drives.values():
@@ -128,11 +149,16 @@ class Coordinator:
         for run in self.runs.values():
             await run.stop()
             run.change.notify()
+        self.fleet.note_seen()
+        await self.fleet.flush()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
 
     async def _beat(self) -> None:
         """So that the sessions notice when this process did not run."""
         while True:
             self.sessions.pulse()
+            self.fleet.look_for_silence()
             await asyncio.sleep(self.config.silent_seconds / 6)
 
     async def _end_again(self, runs: list[str]) -> None:
@@ -163,7 +189,7 @@ class Coordinator:
     async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
         """A new run, or the run of this name if it is the same; that one may have ended."""
         with plugins.only(self.config.code):
-            config = _checked(name, config_json, spec)
+            config = checked(name, config_json, spec)
         row = RunRow(
             name=name,
             config_json=json.dumps(config.table()),
@@ -197,36 +223,52 @@ class Coordinator:
             run = await CoordinatorRun.load(row, self._services)
             await self._start_run(run)
         if run.state.phase != QUEUED:
-            self.sessions.push_all(self.offer(run))
+            self._offer(run)
         self._queue.settle()
         return run
 
     def _phase_changed(self, name: str) -> None:
         run = self.runs.get(name)
         if run is not None and run.state.phase == WAITING:
-            self.sessions.push_all(self.offer(run))
+            self._offer(run)
         self._queue.settle()
+
+    def _offer(self, run: CoordinatorRun) -> None:
+        offer = self.offer(run)
+        for client in filter(run.allows, self.sessions.clients):
+            self.sessions.push_to(client, offer)
 
     def offer(self, run: CoordinatorRun) -> pb.SessionResponse:
         """What an agent needs to prepare for a run."""
+        return self.offer_of(run.name, run.row.config_json, run.spec, repr(run.row.created_at))
+
+    def offer_of(self, name: str, config_json: str, spec: ModelSpec, instance: str) -> pb.SessionResponse:
         addresses = self.config.reachable
-        parts = assign(run.spec, len(addresses)) if len(addresses) > 1 else [[]]
+        parts = assign(spec, len(addresses)) if len(addresses) > 1 else [[]]
         return pb.SessionResponse(
             run=pb.RunOffer(
-                run=run.name,
-                config_json=run.row.config_json,
-                model_digest=run.spec.digest,
+                run=name,
+                config_json=config_json,
+                model_digest=spec.digest,
                 shards=[
                     pb.Shard(address=address, tensors=names)
                     for address, names in zip(addresses, parts, strict=True)
                 ],
-                instance=repr(run.row.created_at),
+                instance=instance,
             )
         )
 
-    def offers(self) -> list[pb.SessionResponse]:
-        """Of all runs that agents may prepare for; not of those that wait for their turn."""
-        return [self.offer(r) for r in self.runs.values() if not r.ended and r.state.phase != QUEUED]
+    def offers(self, client: str) -> list[pb.SessionResponse]:
+        """The runs that the client may join, or in which it has still something to do; none that is queued."""
+        runs = [run for run in self.runs.values() if not run.ended and run.state.phase != QUEUED]
+        return [self.offer(run) for run in runs if run.allows(client) or client in run.state.working]
+
+    async def settle_agent(self, client: str) -> None:
+        """Its labels changed, or it was cordoned: it leaves runs that it is not for, and may join others."""
+        for run in [run for run in self.runs.values() if not run.ended and run.state.phase != QUEUED]:
+            await run.settle_member(client)
+            if run.allows(client) and run.name not in self.sessions.joined(client):
+                self.sessions.push_to(client, self.offer(run))
 
     async def shown_runs(self) -> list[ShownRun]:
         """All runs, newest first, each with what a list shows of it."""
@@ -286,7 +328,7 @@ class Coordinator:
                 )
 
 
-def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
+def checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"run name {name!r}: use letters, digits, dots, dashes and underscores, at most 100")
     try:

@@ -1,5 +1,6 @@
 // The live page: follows one run with server-sent events and draws what changed.
 
+import { Agents } from "./agents.js";
 import { lines, phases, tensorMap, windows } from "./charts.js";
 import { drawRuns, isOver, mostInteresting } from "./runs.js";
 import { Table, against } from "./table.js";
@@ -10,6 +11,7 @@ const state = { runs: [], run: "", client: "", head: null, setting: null, rounds
 let source = null, drawing = 0;
 
 const clock = () => Date.now() / 1000 + state.offset;
+const agents = new Agents(get);
 const table = new Table((client) => go({ client }));
 table.clock = clock;
 
@@ -35,6 +37,7 @@ async function loadRuns() {
   const answer = await get("/api/runs");
   Object.assign(state, { runs: answer.runs, canControl: answer.can_control, offset: answer.now - Date.now() / 1000 });
   $("empty").hidden = state.runs.length > 0;
+  agents.showWithout(state.runs);
   if (!state.runs.length) linked("live", "live");
   drawRuns(state.runs, state.run, clock());
   const wanted = place().run || state.run || mostInteresting(state.runs);
