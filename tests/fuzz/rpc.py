@@ -113,6 +113,9 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         # Most of them of clients that are planned: more of what they send is looked at.
         "PutUpdate": lambda: [_update(samples.RUN, client), *[_update(samples.PLANNED, client)] * 3],
         "OpenRound": lambda: [[samples.open_round(run, [client])] for run in (samples.RUN, "other")],
+        "DeleteRun": lambda: [
+            [agg.DeleteRunRequest(run=run, dry_run=run == client)] for run in (client, "other")
+        ],
         "EndRun": lambda: [[agg.EndRunRequest(run=run)] for run in (samples.RUN, "other")],
         "GetRevocationList": lambda: [[enrolment.GetRevocationListRequest()]],
         "SealRound": lambda: [[agg.SealRoundRequest(**key)]],
@@ -121,6 +124,11 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         "Session": lambda: _sessions(client),
         "CreateRun": lambda: [[samples.create_run()], [samples.create_run("other")]],
         "ControlRun": lambda: [_control(action) for action in coord.RunAction.values()],
+        "DeleteRuns": lambda: [
+            [coord.DeleteRunsRequest(runs=[client, "other"])],
+            [coord.DeleteRunsRequest(older_than_seconds=1e6, dry_run=True)],
+        ],
+        "GetResult": lambda: [[coord.GetResultRequest(run=samples.RUN)]],
         "ListRuns": lambda: [[coord.ListRunsRequest()]],
         "WatchRun": lambda: [[coord.WatchRunRequest(run=samples.RUN)]],
         "ListAgents": lambda: [

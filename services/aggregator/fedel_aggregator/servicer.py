@@ -171,3 +171,11 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         describe_call(run=request.run)
         await self._runs.use(request.run, ShardRun.end)
         return pb.EndRunResponse()
+
+    async def DeleteRun(self, request: pb.DeleteRunRequest, _context: Any) -> pb.DeleteRunResponse:
+        describe_call(run=request.run)
+        num_bytes = await self._runs.delete(request.run, request.dry_run)
+        if not request.dry_run:
+            self._metrics.version.remove_by_labels({"run": request.run})
+            log.info("deleted a run", extra={"run": request.run, "num_bytes": num_bytes})
+        return pb.DeleteRunResponse(num_bytes=num_bytes)
