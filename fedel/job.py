@@ -9,6 +9,7 @@ from typing import Any
 
 from fedel import config
 from fedel.core.staleness import Staleness
+from fedel.selectors import Selector
 from fedel.types import PACES, LocalWork, UploadSettings
 
 POLICIES = ("fastest", "percentile", "share", "fixed")
@@ -49,7 +50,8 @@ class Rounds:
     over_select: float = 1.0
     """Send tasks to this many times ``num_participants``; the round closes when enough have reported."""
     min_clients: int = 1
-    """Do not start the first round until this many clients have joined."""
+    """Do not start the first round until this many clients have joined. Later rounds go on with those that are
+    here: what every round needs is ``min_reports``."""
     min_reports: int = 1
     """A round with fewer updates at its deadline stays open."""
     deadline_factor: float = 8.0
@@ -176,6 +178,13 @@ class RunConfig:
 
     seed: int = 0
     """Everything random in the run is derived from this seed."""
+    priority: int = 0
+    """From -1000 to 1000: of the runs that wait in a coordinator's queue, the highest starts first
+    (docs/runs.md)."""
+    clients: str = ""
+    """Which agents of a federation take part, by their labels: ``gpu=orin,site!=lab``. All of ``key=value``,
+    ``key!=value``, ``key`` and ``!key`` must hold; ``name`` and ``device`` go like labels (docs/fleet.md).
+    Empty: all of them. A simulation ignores it."""
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedel"})
     """The method, by its ``name``, and its options."""
     workload: Workload = field(default_factory=Workload)
@@ -189,6 +198,12 @@ class RunConfig:
     """The function that builds the trainer on a device: ``package.module:function``."""
 
     def __post_init__(self) -> None:
+        if abs(self.priority) > 1000:
+            raise ValueError(f"priority = {self.priority}: from -1000 to 1000")
+        try:
+            Selector.parse(self.clients)
+        except ValueError as error:
+            raise ValueError(f"clients = {self.clients!r}: {error}") from None
         if self.protection.secure and self.rounds.late != "refuse":
             raise ValueError("protection.secure needs rounds.late = 'refuse': a mask is good for one round")
         if self.protection.secure and self.upload.compression != "none":

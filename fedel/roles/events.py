@@ -66,6 +66,14 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Withheld:
+    """An operator keeps a client from the next rounds, or gives it back; a task that it has goes on."""
+
+    client: str
+    withheld: bool
+
+
+@dataclass(frozen=True)
 class Accepted:
     """A client started its task."""
 
@@ -182,6 +190,14 @@ class Controlled:
     """A person wants the run to ``pause``, ``resume``, ``stop`` or ``stop_now``."""
 
     action: str
+    by: str = ""
+    """Who it is, if that is known."""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """It is the turn of a run that is queued."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +233,7 @@ Event = (
     | Disconnected
     | Lost
     | Found
+    | Withheld
     | Accepted
     | Declined
     | Done
@@ -229,6 +246,7 @@ Event = (
     | Evaluated
     | Kept
     | Controlled
+    | Admitted
     | CloseNow
     | Interrupted
     | Stuck

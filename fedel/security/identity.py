@@ -59,9 +59,14 @@ RULES: Mapping[str, frozenset[str]] = {
             "Session": (AGENT,),
             "CreateRun": (OPERATOR,),
             "ControlRun": (OPERATOR,),
+            "DeleteRuns": (OPERATOR,),
+            "GetResult": _READERS,
             "ListRuns": _READERS,
             "WatchRun": _READERS,
             "ListAggregators": (*_READERS, AGENT),
+            "ListAgents": _READERS,
+            "ControlAgent": (OPERATOR,),
+            "PlanRun": (OPERATOR,),
         },
     ),
     **_calls(
@@ -75,6 +80,7 @@ RULES: Mapping[str, frozenset[str]] = {
             "CommitRound": (SERVICE,),
             "KeepVersion": (SERVICE,),
             "EndRun": (SERVICE,),
+            "DeleteRun": (SERVICE,),
         },
     ),
     # Enrol is not here: it has a separate port, for callers that have no certificate yet.

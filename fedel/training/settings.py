@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from fedel.data.partition import METHODS
 from fedel.job import RunConfig
 from fedel.types import Tensors, Trainer
 
@@ -24,12 +25,12 @@ class DataPart:
     """This client's part, from 0."""
     of: int = 1
     """Parts in all, the same at every client; 1 takes the whole training set."""
-    method: str = "dirichlet"
+    method: str = field(default="dirichlet", metadata={"words": METHODS})
     """``dirichlet``, ``dirichlet-equal``, ``user`` (natural owners) or ``iid``."""
     alpha: float = 0.1
     """Concentration of ``dirichlet``; small is uneven."""
     balance: bool = True
-    """A client that holds its even share gets nothing of further classes."""
+    """A client that already holds its even share of the samples is skipped for the remaining classes."""
     min_size: int = 10
     """Draw again until the smallest part holds this many samples."""
     seed: int = 0

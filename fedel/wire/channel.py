@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import grpc
 from grpc import aio
 
+from fedel import request_id
 from fedel.security.folder import Credentials, Watched, load
 from fedel.security.secret import HEADER
 from fedel.security.tls import Tls
@@ -57,23 +57,27 @@ def _channel(address: str, own: Credentials | None, secret: str, near: bool = Fa
         ("grpc.enable_retries", 0),
     ]
     if own is None:
-        return with_secret(aio.insecure_channel(address, options=options), secret)
+        return with_metadata(aio.insecure_channel(address, options=options), secret)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.cert)
-    return aio.secure_channel(address, credentials, options=options)
+    return with_metadata(aio.secure_channel(address, credentials, options=options))
 
 
-def with_secret(channel: aio.Channel, secret: str) -> aio.Channel:
-    """The channel; from now on all its calls carry the secret, if there is one.
+def with_metadata(channel: aio.Channel, secret: str = "") -> aio.Channel:
+    """The channel; from now on all its calls carry the id of the request, and the secret if there is one.
 
     Interceptors of grpc.aio could do it, but put a queue and a task into every stream.
     """
-    for kind in _KINDS if secret else ():
-        setattr(channel, kind, _carrying(getattr(channel, kind), ((HEADER, secret),)))
+    for kind in _KINDS:
+        setattr(channel, kind, _carrying(getattr(channel, kind), ((HEADER, secret),) if secret else ()))
     return channel
 
 
 def _carrying(make: Callable[..., Callable[..., Any]], metadata: tuple[tuple[str, str], ...]) -> Any:
-    return lambda *arguments, **options: partial(make(*arguments, **options), metadata=metadata)
+    def method(*arguments: Any, **options: Any) -> Callable[..., Any]:
+        call = make(*arguments, **options)
+        return lambda *given, **kept: call(*given, metadata=(*metadata, request_id.to_send()), **kept)
+
+    return method
 
 
 class Dialer:

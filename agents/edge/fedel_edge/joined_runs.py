@@ -55,6 +55,8 @@ class JoinedRun:
     """The one that does so, once it was needed; it has a model of its own."""
     downloading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by a download: a training and a test of one version do not fetch it twice."""
+    is_asked_to_measure: bool = False
+    """An operator wants its timing profile measured again."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def use_shards(self, shards: tuple[Shard, ...]) -> None:

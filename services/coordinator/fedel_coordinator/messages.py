@@ -19,6 +19,7 @@ from fedel.roles.run_state import (
     FINISHED,
     HELD,
     PAUSED,
+    QUEUED,
     RUNNING,
     STOPPED,
     STOPPING,
@@ -41,6 +42,7 @@ from fedel.wire.secure_codec import (
 from fedel_coordinator.sessions import Device
 
 PHASES = {
+    QUEUED: pb.RUN_PHASE_QUEUED,
     WAITING: pb.RUN_PHASE_WAITING,
     RUNNING: pb.RUN_PHASE_RUNNING,
     STOPPING: pb.RUN_PHASE_RUNNING,
@@ -50,6 +52,8 @@ PHASES = {
     STOPPED: pb.RUN_PHASE_STOPPED,
     FAILED: pb.RUN_PHASE_FAILED,
 }
+MAX_WHY = 300
+"""Letters of what a person says about a pause or a stop."""
 ACTIONS = {
     pb.RUN_ACTION_PAUSE: "pause",
     pb.RUN_ACTION_RESUME: "resume",
@@ -180,6 +184,14 @@ def refusal_message(run: str, reason: str) -> pb.SessionResponse:
 def member_of(client: str, device: Device, join: pb.Join) -> Member:
     profile = profile_from_pb(join.profile)
     return Member(client, join.num_samples, profile, device.device_type, join.can_evaluate)
+
+
+def failure_of(message: Message) -> tuple[int, str, str]:
+    """The round, what happened and where, as a task that failed or was declined says it."""
+    if isinstance(message, pb.TaskFailed):
+        return message.round_num, message.message, message.trace
+    assert isinstance(message, pb.TaskAnswer)
+    return message.round_num, f"declined: {message.reason}", ""
 
 
 def _result(done: pb.TaskDone) -> TaskResult:

@@ -104,7 +104,7 @@ async def test_sigterm_ends_sessions_and_followers_at_once_and_leaves_the_run(tm
         assert [] == agent.kinds("ended")
         await federation.start_coordinator()
         status = await federation.status(lambda s: len(s.clients) == 1)
-        assert "waits for 3 more clients" == status.message
+        assert "waits for 3 more clients; no agent is connected" == status.message
 
 
 def test_a_wrong_setting_is_named_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from fedel_coordinator.migrations import STEPS, migrate
 from fedel_coordinator.persistence import spec_from_json
 from fedel_coordinator.sql import SqlStore, metadata
-from fedel_coordinator.store import ClientRow, ReportRow, RoundRow, RunRow, Store, StoreUnavailable
+from fedel_coordinator.store import AgentRow, ClientRow, ReportRow, RoundRow, RunRow, Store, StoreUnavailable
 
 from fedel.chaos.postgres import fresh_database
 from fedel.errors import ConfigError, ServiceError
@@ -131,6 +131,17 @@ def test_one_report_is_kept_per_client_and_round(store: Store) -> None:
     assert [replace(REPORT, client="a-1"), replace(REPORT, bytes_up=9)] == store.reports("a", 0)
 
 
+def test_agents_are_written_together_and_replaced_one_by_one(store: Store) -> None:
+    rows = [AgentRow(f"jetson-{n}", labels_json='{"site": "ä"}', memory_bytes=2**40) for n in range(1500)]
+    store.put_agents(rows)
+    changed = replace(rows[7], cordoned=True, error_trace="a\nb", up_rate=1.5)
+    store.put_agents([changed])
+    found = {row.name: row for row in store.agents()}
+    assert {row.name: row for row in rows} | {changed.name: changed} == found
+    store.delete_agents([row.name for row in rows if row != rows[3]])
+    assert [rows[3]] == store.agents()
+
+
 def test_rows_of_an_unknown_run_are_refused(store: Store) -> None:
     with pytest.raises(sa.exc.IntegrityError):
         store.put_client(CLIENT)
@@ -178,7 +189,7 @@ def test_a_newer_schema_is_refused(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE schema_version SET version = 99"))
     engine.dispose()
-    with pytest.raises(ServiceError, match=r"version 99, this coordinator knows 3.*database_url"):
+    with pytest.raises(ServiceError, match=rf"version 99, this coordinator knows {len(STEPS)}.*database_url"):
         SqlStore(url)
 
 
