@@ -12,6 +12,9 @@ from fedel.core.staleness import Staleness
 from fedel.types import PACES, LocalWork, UploadSettings
 
 POLICIES = ("fastest", "percentile", "share", "fixed")
+INPUTS = ("float32", "int64")
+MAX_INPUT, MAX_CLASSES = 10**9, 10**6
+"""Values of one sample, and classes, of a job that says them."""
 FOLDS = ("mean", "trimmed_mean", "median")
 
 
@@ -106,12 +109,39 @@ class Workload:
     """Options of the model, such as ``width``, or arguments of your own function."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data set, or arguments of your own function."""
+    input: tuple[int, ...] = ()
+    """Shape of one sample as the model takes it, such as ``[1, 28, 28]``; with ``classes``. Then the machine
+    that starts the job needs no data: it stays on the devices (docs/data.md). Empty: the data is read there."""
+    input_dtype: str = "float32"
+    """With ``input``: what the model takes, ``float32``, or ``int64`` for tokens."""
+    classes: int | tuple[str, ...] = 0
+    """With ``input``: how many classes there are, or their names; for text, the size of the vocabulary."""
     initial: str = ""
     """A file of weights that the first model gets: a model of another run, or the state dict of your own
     network (docs/warm-start.md). Read on the machine that starts the job; empty draws them from the seed."""
     initial_strict: bool = True
     """Whether that file must have every tensor of the model, with its shape, and no others. ``false``: what
     does not fit starts fresh, such as a new classifier."""
+
+    def __post_init__(self) -> None:
+        if self.input_dtype not in INPUTS:
+            raise ValueError(f"input_dtype = {self.input_dtype!r} is not one of: {', '.join(INPUTS)}")
+        if bool(self.input) != bool(self.classes):
+            raise ValueError(
+                "input and classes go together: give the shape of a sample and the classes, or neither"
+            )
+        if any(size < 1 for size in self.input) or math.prod(self.input) > MAX_INPUT:
+            raise ValueError(
+                f"input = {list(self.input)}: each size is above 0, and a sample has at most 10^9 values"
+            )
+        number = self.classes if isinstance(self.classes, int) else len(self.classes)
+        if not 0 <= number <= MAX_CLASSES:
+            raise ValueError(f"classes = {number}: at least 1, at most {MAX_CLASSES:,}")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """As ``classes`` has them: their names, or their numbers."""
+        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else self.classes
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,9 @@ def _object(listed: Iterable[Key], more: Mapping[str, Any] | None = None) -> dic
 
 def _schema(hint: Any) -> dict[str, Any]:
     """What ``config.parse`` takes for this type."""
-    hint = _without_none(hint)
+    if len(several := _alternatives(hint)) > 1:
+        return {"anyOf": [_schema(each) for each in several]}
+    (hint,) = several
     if hint is Strategy:
         return {"$ref": STRATEGY}
     if hint is Any:
@@ -239,7 +241,9 @@ def _schema(hint: Any) -> dict[str, Any]:
 
 def _said(hint: Any) -> str:
     """The type in words."""
-    hint = _without_none(hint)
+    if len(several := _alternatives(hint)) > 1:
+        return ", or ".join(map(_said, several))
+    (hint,) = several
     if hint in _SAID:
         return _SAID[hint]
     if typing.get_origin(hint) is tuple:
@@ -254,10 +258,11 @@ def _values(hint: Any) -> Any:
     return arguments[0 if typing.get_origin(hint) is tuple else -1] if arguments else None
 
 
-def _without_none(hint: Any) -> Any:
+def _alternatives(hint: Any) -> list[Any]:
+    """The types of a union, without None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return next(a for a in typing.get_args(hint) if a is not type(None))
-    return hint
+        return [each for each in typing.get_args(hint) if each is not type(None)]
+    return [hint]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

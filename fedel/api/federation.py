@@ -26,7 +26,7 @@ from fedel.cli.local import Federation, LocalFleet
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
 from fedel.cli.submit import create, follow, save_model
 from fedel.data.model_input import ModelInput
-from fedel.errors import ConfigError, ServiceError
+from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
 from fedel.job import RunConfig
 from fedel.records import Origin, RoundRecord, RunResult, best_of, run_result
@@ -265,7 +265,15 @@ def first_model(job: RunConfig) -> tuple[ModelInput, ModelSpec, dict[str, Array]
     """What the model takes, its tensors, and the values that they start from."""
     from fedel.training.factory import initial_model, make_data  # torch takes seconds to import
 
-    data = make_data(job)
+    if said := ModelInput.declared(job.workload):
+        return said, *initial_model(job)
+    try:
+        data = make_data(job)
+    except DataError as error:
+        raise DataError(
+            f"{error}. Is the data on the devices only? Then say in the job what a sample is like, such as"
+            " [workload] input = [1, 28, 28] and classes = 4, and none is read here (docs/data.md)"
+        ) from None
     return ModelInput.of(data), *initial_model(job, data=data)
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from fedel.data import Dataset, PartitionConfig, load_data
+from fedel.data.model_input import ModelInput
 from fedel.data.partition import split
-from fedel.errors import ProfileError
+from fedel.errors import DataError, ProfileError
 from fedel.job import RunConfig
 from fedel.models import BlockModel
 from fedel.models.registry import make
@@ -48,12 +49,16 @@ def initial_model(
     run: RunConfig, root: str = "", data: Dataset | None = None
 ) -> tuple[ModelSpec, dict[str, Array]]:
     """What a run starts from; the same on every machine for the same seed and file."""
-    model = first_model(run, make_data(run, root) if data is None else data)
+    if data is None and not run.workload.input:
+        data = make_data(run, root)
+    model = first_model(run, data)
     return model.spec, model.tensors()
 
 
-def first_model(run: RunConfig, data: Dataset) -> BlockModel:
+def first_model(run: RunConfig, data: Dataset | None) -> BlockModel:
     """The run's model with the values that it starts from: those of its seed, or of a file that the job names.
+
+    Without data, the job says what the model takes.
 
     For the machine of the job's author: a job of somebody else must not make this one read a file.
     """
@@ -68,14 +73,22 @@ def fresh_model(run: RunConfig, data: Dataset) -> BlockModel:
     return _fresh(run, data)[1]
 
 
-def _fresh(run: RunConfig, data: Dataset) -> tuple[nn.Module, BlockModel]:
+def _fresh(run: RunConfig, data: Dataset | None) -> tuple[nn.Module, BlockModel]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(run.seed, "initial model"))
         return _make(run, data)
 
 
 def make_data(run: RunConfig, root: str = "") -> Dataset:
-    return load_data(run.workload.data, root or None, **run.workload.data_options)
+    """The job's data as it is here; refused if it is not what the job says."""
+    data = load_data(run.workload.data, root or None, **run.workload.data_options)
+    said = ModelInput.declared(run.workload)
+    if said is not None and (wrong := said.objection_to(data)):
+        raise DataError(
+            f"the data '{data.name}' of this machine does not fit the job: {wrong}; mend the function that"
+            " reads it here, or `input`, `input_dtype` and `classes` in the job's [workload]"
+        )
+    return data
 
 
 def make_model(run: RunConfig, data: Dataset) -> BlockModel:
@@ -83,10 +96,20 @@ def make_model(run: RunConfig, data: Dataset) -> BlockModel:
     return _make(run, data)[1]
 
 
-def _make(run: RunConfig, data: Dataset) -> tuple[nn.Module, BlockModel]:
-    sample = torch.from_numpy(data.train_batch(np.arange(min(2, len(data.train))))[0])
+def _make(run: RunConfig, data: Dataset | None) -> tuple[nn.Module, BlockModel]:
+    """What the job says about the model's input goes before what the data here says: one device of many may
+    lack a class."""
+    said = ModelInput.declared(run.workload)
+    if said is not None:
+        samples, num_classes = said.samples(2), len(said.classes)
+    else:
+        assert data is not None, "without data, the job says what the model takes"
+        samples, num_classes = data.train_batch(np.arange(min(2, len(data.train))))[0], data.num_classes
     return make(
-        run.workload.model, sample_input=sample, num_classes=data.num_classes, **run.workload.model_options
+        run.workload.model,
+        sample_input=torch.from_numpy(samples),
+        num_classes=num_classes,
+        **run.workload.model_options,
     )
 
 
@@ -148,7 +171,7 @@ class ProfileSource:
             return timing
         return replace(timing, memory=replace(timing.memory, limit_bytes=limit_bytes))
 
-    @property
+    @cached_property
     def _widths(self) -> tuple[float, ...]:
         return tuple(w for w in build_strategy(self.run.strategy).widths if w < 1)
 
