@@ -201,6 +201,15 @@ class Server:
 
 
 @dataclass(frozen=True)
+class CodeFiles:
+    """Your own model, data and method, which `fedel run --coordinator` sends along (docs/job-code.md). On this
+    machine and in a simulation they are found without it."""
+
+    files: tuple[str, ...] = ()
+    """Python files, packages and folders, seen from the folder of the job file; ``--code`` names more."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A job."""
 
@@ -217,6 +226,8 @@ class RunConfig:
     server: Server = field(default_factory=Server)
     trainer: str = "fedel.training.factory:make_trainer"
     """The function that builds the trainer on a device: ``package.module:function``."""
+    bundle: str = ""
+    """SHA-256 of the code that travels with the job (docs/job-code.md); ``fedel run`` fills it in."""
 
     def __post_init__(self) -> None:
         if self.protection.secure and self.rounds.late != "refuse":

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedel import config
 from fedel.cli.local import LocalFleet
-from fedel.job import RunConfig
+from fedel.job import CodeFiles, RunConfig
 from fedel.simulation.job import SimulationConfig
 from fedel.strategies import METHODS
 from fedel.types import Strategy
@@ -145,7 +145,8 @@ def pages() -> dict[str, str]:
 
 def federation_keys() -> list[Key]:
     fleet = Key("fleet", LocalFleet, {}, _meaning(LocalFleet), ())
-    return [*keys(RunConfig), fleet]
+    code = Key("code", CodeFiles, {}, _meaning(CodeFiles), ())
+    return [*keys(RunConfig), fleet, code]
 
 
 def simulation_keys() -> list[Key]:
@@ -156,6 +157,7 @@ def _page() -> str:
     run, alone = keys(RunConfig), simulation_keys()[len(keys(RunConfig)) :]
     parts = [INTRO, "## For both commands", _table(run), *_sections(run)]
     parts += ["## Only for `fedel run` on this machine", *_section("fleet", LocalFleet)]
+    parts += ["## Only for `fedel run --coordinator`", *_section("code", CodeFiles)]
     parts += ["## Only for `fedel simulate`", _table(alone), *_sections(alone)]
     parts += ["## Methods: `[strategy]`", STRATEGIES]
     for name, method in METHODS.items():

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +18,20 @@ from rich.console import Console
 
 from fedel import config, plugins
 from fedel.api import jobs
+from fedel.api.code import packed, signed
 from fedel.api.jobs import Job, JobTable, Overrides
 from fedel.api.progress import Progress, Stopped, console_of, heard, say
 from fedel.api.results import Result
+from fedel.bundle import Bundle
 from fedel.cli import user_code
 from fedel.cli.local import Federation, LocalFleet
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
-from fedel.cli.submit import create, follow, save_model
+from fedel.cli.submit import CodeToSend, create, follow, save_model
 from fedel.data.model_input import ModelInput
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
 from fedel.job import RunConfig
+from fedel.job_code import JobCode
 from fedel.records import Origin, RoundRecord, RunResult, best_of, run_result
 from fedel.report import runs
 from fedel.roles.run_state import TRIES_AGAIN
@@ -54,6 +57,7 @@ def run(
     out: str | Path = "runs",
     coordinator: str = "",
     certs: str | Path = "",
+    code: Sequence[str | Path] = (),
     mlflow: str = "",
     progress: Progress = True,
 ) -> Result:
@@ -73,6 +77,7 @@ def run(
         out: the directory of runs.
         coordinator: ``HOST:PORT`` of a federation that runs already.
         certs: the folder of your certificate for it.
+        code: files, folders or modules with your own model, data and method, which are sent along to it.
         mlflow: address of an MLflow server that gets every round, ``http://HOST:PORT``.
         progress: ``True`` shows every round, ``False`` nothing, a function gets every ``RoundRecord``.
     """
@@ -84,9 +89,33 @@ def run(
     _check_names(made)
     fleet = config.parse(LocalFleet, made.table.pop("fleet", {}), f"{made.where}: [fleet]")
     parsed = RunConfig.parse(made.table, made.where)
+    if code and not coordinator:
+        raise ConfigError("--code goes with --coordinator: on this machine, your own code is found without it")
+    bundle = packed(made, code) if coordinator else None
+    if coordinator and parsed.bundle and not bundle:
+        raise ConfigError(
+            f"{made.where}: this job came with code ({parsed.bundle[:12]}), which is not in the file: name it"
+            " again with --code, or in [code] files"
+        )
+    parsed = replace(parsed, bundle=bundle.sha256 if bundle else "")
+    with plugins.only(None, JobCode(bundle, "", "desk") if bundle else None):
+        return _run(made, parsed, fleet, bundle, name, Path(out), coordinator, str(certs), mlflow, progress)
+
+
+def _run(
+    made: JobTable,
+    parsed: RunConfig,
+    fleet: LocalFleet,
+    bundle: Bundle | None,
+    name: str,
+    out: Path,
+    coordinator: str,
+    certs: str,
+    mlflow: str,
+    progress: Progress,
+) -> Result:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
-    out = Path(out)
     directory, console = out / name, console_of(progress)
     if directory.exists():
         raise ConfigError(f"{directory} exists already: choose another name (--name, name=), or delete it")
@@ -101,9 +130,10 @@ def run(
                 heard(progress, record)
 
             if coordinator:
-                tls, attended = Tls.of_user(str(certs)), console.is_terminal
+                tls, attended = Tls.of_user(certs), console.is_terminal
                 words = coordinator, name, parsed, directory, console, tls
-                status = finished(one_run(*words, attended=attended, on_round=on_round))
+                sent = signed(bundle, parsed, tls) if bundle else None
+                status = finished(one_run(*words, attended=attended, on_round=on_round, code=sent))
             else:
                 own, code = _folders(made), user_code.packages(parsed)
                 with Federation(directory / "federation", out, fleet, own, code) as federation:
@@ -227,6 +257,7 @@ async def one_run(
     *,
     attended: bool = False,
     on_round: OnRound = ignore,
+    code: CodeToSend | None = None,
 ) -> pb.RunStatus:
     """Create the run, follow it to its end, and download its model.
 
@@ -238,7 +269,7 @@ async def one_run(
     origin = await asyncio.to_thread(origin_of, job.workload)
     directory.mkdir(parents=True, exist_ok=True)
     taken.save(directory)
-    await create(address, name, job, spec, tensors, tls)
+    await create(address, name, job, spec, tensors, tls, code)
     records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:
 

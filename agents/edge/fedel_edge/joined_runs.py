@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedel import plugins
 from fedel.errors import ConfigError, ModelError
 from fedel.job import RunConfig
+from fedel.job_code import JobCode
 from fedel.serialisation import parse_json
 from fedel.strategies import build
 from fedel.training.settings import Evaluator
@@ -53,6 +55,8 @@ class JoinedRun:
     """Whether models are tested while this device trains."""
     own_evaluator: Evaluator | None = None
     """The one that does so, once it was needed; it has a model of its own."""
+    using_code: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A context in which the run's names are found: in this device's code, and in what came with the job."""
     downloading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by a download: a training and a test of one version do not fetch it twice."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +74,8 @@ class JoinedRun:
     def make_own_evaluator(self) -> Evaluator:
         """In the worker's thread: to build a model draws random numbers, as training does."""
         if self.own_evaluator is None:
-            self.own_evaluator = self.evaluator.beside_training()  # type: ignore[union-attr]
+            with self.using_code():
+                self.own_evaluator = self.evaluator.beside_training()  # type: ignore[union-attr]
         return self.own_evaluator
 
     def join(self, slowdown: float) -> coordinator_pb2.Join:
@@ -89,15 +94,21 @@ def identity_of(offer: coordinator_pb2.RunOffer) -> str:
     return "\n".join((offer.instance, offer.model_digest, offer.config_json))
 
 
-def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig, in_use: Collection[str] = ()) -> JoinedRun:
+def prepare(
+    offer: coordinator_pb2.RunOffer,
+    config: AgentConfig,
+    in_use: Collection[str] = (),
+    code: JobCode | None = None,
+) -> JoinedRun:
     """Build model, data and profile, from code that this device allows. Slow: it loads data and may measure.
 
-    ``in_use`` are the names of the other runs that this agent takes part in.
+    ``in_use`` are the names of the other runs that this agent takes part in; ``code`` came with the job.
     """
+    using_code = partial(plugins.only, config.code, code)
     run = RunConfig.parse(_parsed(offer), f"run '{offer.run}'")
     if wrong := gate.objection_to_job(run):
         raise ConfigError(f"run '{offer.run}': {wrong}")
-    with plugins.only(config.code):
+    with using_code():
         make = plugins.load(run.trainer, "trainer", ConfigError)
         strategy = build(run.strategy)
         trainer, evaluator = make(run, config.trainer_settings)
@@ -113,7 +124,15 @@ def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig, in_use: Collec
     folder = RunFolder(config.state_dir, offer.run, identity)
     beside = config.evaluate_beside_training and hasattr(evaluator, "beside_training")
     return JoinedRun(
-        offer.run, identity, run, strategy, trainer, evaluator, folder, tests_beside_training=beside
+        offer.run,
+        identity,
+        run,
+        strategy,
+        trainer,
+        evaluator,
+        folder,
+        tests_beside_training=beside,
+        using_code=using_code,
     )
 
 

@@ -28,6 +28,7 @@ from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.errors import ModelMissing, NameTaken
+from fedel_coordinator.job_code import code_of, drop_unused
 from fedel_coordinator.persistence import spec_from_json, spec_to_json
 from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.run_services import RunServices, steady_clock
@@ -76,6 +77,7 @@ class Coordinator:
         rows = await asyncio.to_thread(self.store.runs)
         if not rows:
             self._warn_of_lost_runs()
+        await asyncio.to_thread(drop_unused, self.store, rows)
         ended = [row.name for row in rows if row.phase in ENDED][:MAX_ENDED_AGAIN]
         self._ending = asyncio.create_task(self._end_again(ended), name="end runs again")
         for row in rows:
@@ -144,7 +146,8 @@ class Coordinator:
 
     async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
         """A new run, or the run of this name if it is the same; that one may have ended."""
-        with plugins.only(self.config.code):
+        code = await asyncio.to_thread(code_of, self.store, name, config_json)
+        with plugins.only(self.config.code, code):
             config = _checked(name, config_json, spec)
         row = RunRow(
             name=name,

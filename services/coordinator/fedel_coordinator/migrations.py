@@ -65,6 +65,14 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE clients DROP COLUMN last_seen", "ALTER TABLE rounds DROP COLUMN closed_at"),
     # What the clients of secure aggregation revealed: a commit that was begun can be finished.
     ("ALTER TABLE rounds ADD COLUMN secure_json TEXT NOT NULL DEFAULT ''",),
+    # Code that came with jobs. To SQLite any type is right.
+    (
+        """CREATE TABLE codes (
+            sha256 TEXT NOT NULL PRIMARY KEY,
+            content BYTEA NOT NULL,
+            stored_at DOUBLE PRECISION NOT NULL
+        )""",
+    ),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -19,20 +19,21 @@ from fedel.roles.run_state import CLOSED, COMMITTED, SEALED
 from fedel_coordinator.migrations import migrate
 from fedel_coordinator.store import (
     ClientRow,
+    CodeRow,
     ReportRow,
     RoundRow,
     RunRow,
     StoreUnavailable,
 )
 
-Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow)
+Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow, CodeRow)
 LOCKED_SECONDS = 30
 """How long to wait for another process that writes to the same SQLite file."""
 
 DAMAGED = ("malformed", "not a database")
 """What SQLite says about a file that it cannot read."""
 
-_TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean}
+_TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean, "bytes": sa.LargeBinary}
 metadata = sa.MetaData()
 
 
@@ -49,6 +50,7 @@ runs = _table("runs", RunRow, "name")
 clients = _table("clients", ClientRow, "run", "client")
 rounds = _table("rounds", RoundRow, "run", "round_num")
 reports = _table("reports", ReportRow, "run", "round_num", "client")
+codes = _table("codes", CodeRow, "sha256")
 
 
 class SqlStore:
@@ -149,10 +151,24 @@ class SqlStore:
         key = (reports.c.run == run, reports.c.round_num == round_num)
         return self._sorted(ReportRow, sa.select(reports).where(*key))
 
+    def put_code(self, row: CodeRow) -> None:
+        self._put(codes, row)
+
+    def code(self, sha256: str) -> CodeRow | None:
+        return self._first(CodeRow, sa.select(codes).where(codes.c.sha256 == sha256))
+
+    def drop_codes(self, keep: Collection[str], before: float) -> None:
+        with self._writing() as connection:
+            old = (
+                connection.execute(sa.select(codes.c.sha256).where(codes.c.stored_at < before)).scalars().all()
+            )
+            for sha256 in set(old) - set(keep):
+                connection.execute(sa.delete(codes).where(codes.c.sha256 == sha256))
+
     def close(self) -> None:
         self._engine.dispose()
 
-    def _put(self, table: sa.Table, row: ClientRow | RoundRow | ReportRow) -> None:
+    def _put(self, table: sa.Table, row: ClientRow | RoundRow | ReportRow | CodeRow) -> None:
         values = asdict(row)
         statement = self._insert(table).values(values)
         self._execute(

@@ -5,6 +5,7 @@ Every method is one transaction and blocks: the service calls them in threads.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +72,16 @@ class ReportRow:
     device_json: str
     bytes_up: int
     bytes_down: int
+
+
+@dataclass(frozen=True)
+class CodeRow:
+    """Code that came with a job."""
+
+    sha256: str
+    content: bytes
+    """Of a ``StoredCode``."""
+    stored_at: float
 
 
 class Store(Protocol):
@@ -140,6 +151,16 @@ class Store(Protocol):
 
     def reports(self, run: str, round_num: int) -> list[ReportRow]:
         """By client."""
+        ...
+
+    def put_code(self, row: CodeRow) -> None:
+        """Insert or replace."""
+        ...
+
+    def code(self, sha256: str) -> CodeRow | None: ...
+
+    def drop_codes(self, keep: Collection[str], before: float) -> None:
+        """Delete code that was stored before this time, but for these hashes."""
         ...
 
     def close(self) -> None: ...
