@@ -76,6 +76,9 @@ class Rounds:
     """With ``weigh``: the change of an update that is n rounds late counts (1 + n) to the power -p, this p."""
     evaluate_every: int = 1
     """Test the model every n-th round, and after the last round; 0 means never."""
+    evaluate_clients_every: int = 0
+    """Have every client test the model on data of its own that it does not train on (``held_out``), every n-th
+    round and after the last; 0 means never (docs/data.md)."""
     keep_every: int = 0
     """Keep every n-th model on disk; 0 keeps only the newest and the best."""
     lr_decay: float = 1.0
@@ -86,6 +89,8 @@ class Rounds:
             raise ValueError(f"max_staleness = {self.max_staleness}: at least 1, or set late = 'refuse'")
         if self.max_seconds < 0:
             raise ValueError(f"max_seconds = {self.max_seconds:g}: seconds are not negative, 0 sets no limit")
+        if self.evaluate_clients_every < 0:
+            raise ValueError("evaluate_clients_every is a number of rounds, or 0 for never")
         if min(self.num_rounds, self.over_select, self.max_samples, self.max_repeats) < 1:
             raise ValueError("num_rounds, over_select, max_samples and max_repeats must be at least 1")
         if self.deadline_factor <= 0 or self.max_deadline_seconds <= 0:

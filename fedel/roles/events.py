@@ -170,6 +170,20 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class OwnTested:
+    """A client tested the model on its own data, or could not."""
+
+    client: str
+    version: int
+    accuracy: float
+    loss: float
+    num_samples: int
+    seconds: float | None = None
+    problem: str = ""
+    """Why it could not."""
+
+
+@dataclass(frozen=True)
 class Kept:
     """The aggregators keep the best model; what Keep asked for is done."""
 
@@ -227,6 +241,7 @@ Event = (
     | Sealed
     | Committed
     | Evaluated
+    | OwnTested
     | Kept
     | Controlled
     | CloseNow
@@ -355,6 +370,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class AskOwnTest:
+    """Have a client test a model on its own data; answer with OwnTested."""
+
+    client: str
+    version: int
+
+
+@dataclass(frozen=True)
 class Keep:
     """Have the aggregators keep the best model; answer with Kept."""
 
@@ -398,6 +421,7 @@ Effect = (
     | Seal
     | Commit
     | Evaluate
+    | AskOwnTest
     | Keep
     | Close
     | End

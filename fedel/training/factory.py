@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,35 +14,39 @@ from torch import nn
 
 from fedel.data import Dataset, PartitionConfig, load_data
 from fedel.data.model_input import ModelInput
-from fedel.data.partition import split
+from fedel.data.partition import hold_out, split
 from fedel.errors import DataError, ProfileError
 from fedel.job import RunConfig
 from fedel.models import BlockModel
 from fedel.models.registry import make
 from fedel.seeds import derive
 from fedel.strategies import build as build_strategy
-from fedel.training.evaluate import Score, evaluate
+from fedel.training.evaluate import Score, evaluate, own_batches
 from fedel.training.initial import start_from_file
 from fedel.training.profile_io import load_profile, save_profile
 from fedel.training.profiler import cache_key, profile
-from fedel.training.settings import DataPart, Evaluator, TrainerSettings
+from fedel.training.settings import DataPart, Evaluator, HeldOut, TrainerSettings
 from fedel.training.trainer import TorchTrainer
 from fedel.types import Array, ModelSpec, Tensors, TimingProfile, Trainer
 
 _log = logging.getLogger(__name__)
 
 
-def make_trainer(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
-    """The trainer of this client, and what tests a model if it may. Weights come from the server."""
+def make_trainer(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None, HeldOut | None]:
+    """The trainer of this client, what tests a model if it may, and the same on samples that it holds out.
+    Weights come from the server."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     data = make_data(run, settings.data.root)
     model = make_model(run, data)
-    indices = part_of(data, settings.data)
+    indices, held = hold_out(part_of(data, settings.data), settings.data.held_out, settings.data.seed)
     source = ProfileSource(run, settings, model, data, indices)
     again = source.measure if settings.profile is None else None
     trainer = TorchTrainer(model, data, indices, source.find(), settings.device, again)
-    return trainer, ModelTest(run, model, data, settings.device) if settings.evaluate else None
+    beside = _Beside(run, data)
+    test = ModelTest(model, data.test_batches, settings.device, beside) if settings.evaluate else None
+    own = ModelTest(model, partial(own_batches, data, held), settings.device, beside)
+    return trainer, test, HeldOut(own, len(held)) if len(held) else None
 
 
 def initial_model(
@@ -186,19 +190,31 @@ class ProfileSource:
 
 
 @dataclass(frozen=True)
-class ModelTest:
-    """Tests a model on the data set's test data."""
+class _Beside:
+    """A second model, made once it is needed: tests beside the training share it, because they take turns."""
 
     run: RunConfig
+    data: Dataset
+
+    @cached_property
+    def model(self) -> BlockModel:
+        return fresh_model(self.run, self.data)
+
+
+@dataclass(frozen=True)
+class ModelTest:
+    """Tests a model on some data."""
+
     model: BlockModel
     """Scratch space, which it shares with the trainer."""
-    data: Dataset
+    batches: Callable[[], Iterator[tuple[Array, Array]]]
     device: str
+    beside: _Beside
 
     def __call__(self, tensors: Tensors, average: Collection[int]) -> Score:
         self.model.load(tensors)
-        return evaluate(self.model, self.data.test_batches(), self.device, average)
+        return evaluate(self.model, self.batches(), self.device, average)
 
     def beside_training(self) -> ModelTest:
         """The same test with a model of its own."""
-        return replace(self, model=fresh_model(self.run, self.data))
+        return replace(self, model=self.beside.model)

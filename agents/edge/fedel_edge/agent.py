@@ -300,7 +300,10 @@ class Agent:
         error = ServiceError(
             f"it took longer than limits.max_task_seconds = {limit:g} of this device: given up"
         )
-        return self._failure(assignment.run.name, assignment.number if is_task else -1, error)
+        failure = self._failure(assignment.run.name, assignment.number if is_task else -1, error)
+        message = assignment.message
+        is_own = isinstance(message, coordinator_pb2.EvaluationTask) and message.own
+        return decided.own_test_failed(message, failure.failed.message) if is_own else failure  # type: ignore[arg-type]
 
     async def _free(self, worker: Worker) -> None:
         try:
@@ -346,7 +349,8 @@ class Agent:
         try:
             done = await self._runner.evaluate(task_run, task)
         except Exception as error:
-            return self._failure(task.run, -1, error)
+            failure = self._failure(task.run, -1, error)
+            return decided.own_test_failed(task, failure.failed.message) if task.own else failure
         self.counts["evaluations"] += 1
         return SessionRequest(evaluation=done)
 

@@ -15,7 +15,7 @@ from fedel.job import RunConfig
 from fedel.job_code import JobCode
 from fedel.serialisation import parse_json
 from fedel.strategies import build
-from fedel.training.settings import Evaluator
+from fedel.training.settings import Evaluator, HeldOut
 from fedel.types import Strategy, Trainer
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import profile_to_pb
@@ -46,6 +46,7 @@ class JoinedRun:
     trainer: Trainer
     evaluator: Evaluator | None
     folder: RunFolder
+    held_out: HeldOut | None = None
     shards: tuple[Shard, ...] = ()
     """Replaced in every session, because an aggregator may have moved; transfers look it up at each attempt."""
     drift: Drift = field(default_factory=Drift)
@@ -53,8 +54,8 @@ class JoinedRun:
     """How long it took to pack and store the last update: T_th has to pay for that too."""
     tests_beside_training: bool = False
     """Whether models are tested while this device trains."""
-    own_evaluator: Evaluator | None = None
-    """The one that does so, once it was needed; it has a model of its own."""
+    beside: dict[bool, Evaluator] = field(default_factory=dict)
+    """Those that do so, once they were needed, with a model of their own; by whether it is on own data."""
     using_code: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context in which the run's names are found: in this device's code, and in what came with the job."""
     downloading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -71,12 +72,16 @@ class JoinedRun:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._moved.wait(), seconds)
 
-    def make_own_evaluator(self) -> Evaluator:
+    def test_of(self, own: bool) -> Evaluator | None:
+        """What tests models: on the data set's test data, or on samples that this client holds out."""
+        return (self.held_out.test if self.held_out else None) if own else self.evaluator
+
+    def make_beside(self, own: bool) -> Evaluator:
         """In the worker's thread: to build a model draws random numbers, as training does."""
-        if self.own_evaluator is None:
+        if own not in self.beside:
             with self.using_code():
-                self.own_evaluator = self.evaluator.beside_training()  # type: ignore[union-attr]
-        return self.own_evaluator
+                self.beside[own] = self.test_of(own).beside_training()  # type: ignore[union-attr]
+        return self.beside[own]
 
     def join(self, slowdown: float) -> coordinator_pb2.Join:
         profile = self.trainer.profile
@@ -86,6 +91,7 @@ class JoinedRun:
             num_samples=self.trainer.num_samples,
             profile=profile_to_pb(profile.scaled(slowdown) if slowdown > 1 else profile),
             can_evaluate=self.evaluator is not None,
+            num_held_out=self.held_out.num_samples if self.held_out else 0,
         )
 
 
@@ -111,7 +117,8 @@ def prepare(
     with using_code():
         make = plugins.load(run.trainer, "trainer", ConfigError)
         strategy = build(run.strategy)
-        trainer, evaluator = make(run, config.trainer_settings)
+        trainer, evaluator, *more = make(run, config.trainer_settings)
+    held_out: HeldOut | None = more[0] if more else None
     if trainer.spec.digest != offer.model_digest:
         raise ModelError(
             f"run '{offer.run}' trains a model with the digest {offer.model_digest}, but "
@@ -122,7 +129,8 @@ def prepare(
     disk.make_room(config.state_dir, offer.run, trainer.spec, in_use, config.limits)
     identity = identity_of(offer)
     folder = RunFolder(config.state_dir, offer.run, identity)
-    beside = config.evaluate_beside_training and hasattr(evaluator, "beside_training")
+    tests = [test for test in (evaluator, held_out.test if held_out else None) if test is not None]
+    beside = config.evaluate_beside_training and all(hasattr(test, "beside_training") for test in tests)
     return JoinedRun(
         offer.run,
         identity,
@@ -131,6 +139,7 @@ def prepare(
         trainer,
         evaluator,
         folder,
+        held_out,
         tests_beside_training=beside,
         using_code=using_code,
     )

@@ -73,6 +73,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
             stored_at DOUBLE PRECISION NOT NULL
         )""",
     ),
+    # Samples that a client tests models on and does not train on.
+    ("ALTER TABLE clients ADD COLUMN num_held_out BIGINT NOT NULL DEFAULT 0",),
 )
 
 

@@ -309,7 +309,7 @@ class CoordinatorRun:
                 push(client, self.name, messages.closed_message(self.name, effect))
             case ev.Ignore(client, reason, kind):
                 self._refuse(client, kind, reason)
-            case ev.Evaluate(client):
+            case ev.Evaluate(client) | ev.AskOwnTest(client):
                 push(client, self.name, messages.evaluation_message(self.name, effect))
             case ev.Open():
                 self._start(self._call(lambda: self._open(effect)), WAITS)

@@ -45,6 +45,7 @@ class ClientRow:
     can_evaluate: bool
     profile_json: str
     has_left: bool = False
+    num_held_out: int = 0
 
 
 @dataclass(frozen=True)
