@@ -179,6 +179,11 @@ class RoundRecord:
         return self.accuracy is not None
 
     @property
+    def own(self) -> Spread | None:
+        """What the tests on clients' own data come to, if there were any."""
+        return self.client_tests.overall if self.client_tests else None
+
+    @property
     def late_note(self) -> str:
         """For people, after the number of updates; empty if none is late."""
         return f", {self.num_late} late" if self.num_late else ""

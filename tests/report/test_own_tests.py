@@ -13,6 +13,7 @@ from fedel import config
 from fedel.cli import screen
 from fedel.records import OwnScore, RoundRecord, client_tests, run_result
 from fedel.report import page, runs, scalars, tables
+from fedel.report.figures import figures
 from fedel.telemetry import CoordinatorMetrics
 from tests.report.fakes import round_record
 
@@ -49,6 +50,7 @@ def test_the_report_has_a_table(tmp_path: Path, records: list[RoundRecord]) -> N
     assert "On each client&#x27;s own data" in page.write([run], tmp_path).read_text()
     without = stored(tmp_path / "other", [replace(record, client_tests=None) for record in records])
     assert [] == [each for each in page.run_tables([without]) if "own data" in each.title]
+    assert ("a", 2) == (figures(run).clients.worst_client, figures(run).device_types["orin"].num_clients)  # type: ignore[union-attr]
     columns = dict(zip(tables.COLUMNS, tables.rows(run)[1], strict=True))
     assert (0.5, pytest.approx(0.7)) == (columns["clients_worst_accuracy"], columns["clients_mean_accuracy"])
     assert columns["accuracy"] == records[1].accuracy

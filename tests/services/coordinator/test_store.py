@@ -188,7 +188,7 @@ def test_a_newer_schema_is_refused(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE schema_version SET version = 99"))
     engine.dispose()
-    with pytest.raises(ServiceError, match=r"version 99, this coordinator knows 3.*database_url"):
+    with pytest.raises(ServiceError, match=rf"version 99, this coordinator knows {len(STEPS)}.*database_url"):
         SqlStore(url)
 
 
@@ -208,6 +208,7 @@ def test_a_later_step_is_applied_to_an_older_database_once(url: str) -> None:
 def test_rows_of_the_first_schema_are_kept(url: str) -> None:
     engine = sa.create_engine(url)
     row = asdict(CLIENT) | {"last_seen": 3.25}
+    del row["num_held_out"]  # came later
     with engine.begin() as connection:
         migrate(connection, STEPS[:1])
         connection.execute(sa.insert(metadata.tables["runs"]).values(asdict(RUN)))
