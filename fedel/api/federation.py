@@ -22,7 +22,6 @@ from fedel.api.code import packed, signed
 from fedel.api.jobs import Job, JobTable, Overrides
 from fedel.api.progress import Progress, Stopped, console_of, heard, say
 from fedel.api.results import Result
-from fedel.bundle import Bundle
 from fedel.cli import user_code
 from fedel.cli.local import Federation, LocalFleet
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
@@ -98,24 +97,11 @@ def run(
             " again with --code, or in [code] files"
         )
     parsed = replace(parsed, bundle=bundle.sha256 if bundle else "")
-    with plugins.only(None, JobCode(bundle, "", "desk") if bundle else None):
-        return _run(made, parsed, fleet, bundle, name, Path(out), coordinator, str(certs), mlflow, progress)
-
-
-def _run(
-    made: JobTable,
-    parsed: RunConfig,
-    fleet: LocalFleet,
-    bundle: Bundle | None,
-    name: str,
-    out: Path,
-    coordinator: str,
-    certs: str,
-    mlflow: str,
-    progress: Progress,
-) -> Result:
+    sent_code = JobCode(bundle, "", "desk") if bundle else None
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
+    with plugins.only(None, sent_code):
+        name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
+    out = Path(out)
     directory, console = out / name, console_of(progress)
     if directory.exists():
         raise ConfigError(f"{directory} exists already: choose another name (--name, name=), or delete it")
@@ -130,13 +116,14 @@ def _run(
                 heard(progress, record)
 
             if coordinator:
-                tls, attended = Tls.of_user(certs), console.is_terminal
+                tls, attended = Tls.of_user(str(certs)), console.is_terminal
                 words = coordinator, name, parsed, directory, console, tls
                 sent = signed(bundle, parsed, tls) if bundle else None
-                status = finished(one_run(*words, attended=attended, on_round=on_round, code=sent))
+                with plugins.only(None, sent_code):
+                    status = finished(one_run(*words, attended=attended, on_round=on_round, code=sent))
             else:
-                own, code = _folders(made), user_code.packages(parsed)
-                with Federation(directory / "federation", out, fleet, own, code) as federation:
+                own, packages = _folders(made), user_code.packages(parsed)
+                with Federation(directory / "federation", out, fleet, own, packages) as federation:
                     say(console, f"live page: {federation.page}")
                     status = finished(watched(federation, name, parsed, directory, console, on_round))
                 federation.forget_state()

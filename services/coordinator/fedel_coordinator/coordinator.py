@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 
 import grpc
 from grpc import aio
@@ -146,8 +147,8 @@ class Coordinator:
 
     async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
         """A new run, or the run of this name if it is the same; that one may have ended."""
-        code = await asyncio.to_thread(code_of, self.store, name, config_json)
-        with plugins.only(self.config.code, code):
+        code = await asyncio.to_thread(code_of, self.store, f"new {name}", config_json)
+        with plugins.only(self.config.code, code), closing(code) if code else nullcontext():
             config = _checked(name, config_json, spec)
         row = RunRow(
             name=name,

@@ -35,7 +35,7 @@ class StoreShelf:
 
 
 def code_of(store: Store, run: str, config_json: str) -> JobCode | None:
-    """The code that a run names in its configuration. Blocks."""
+    """The code that a run names in its configuration; ``run`` tells its modules from others. Blocks."""
     return load(StoreShelf(store), _hash_in(config_json), f"coordinator {run}")
 
 
