@@ -157,6 +157,8 @@ def leaves(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """An instance of the frozen dataclass ``cls`` from a TOML table; ``where`` names it in errors.
 
+    A field with ``metadata={"words": ...}`` takes only these words.
+
     >>> from fedel.types import LocalWork
     >>> parse(LocalWork, {"lr": 1}, "job.toml [work]").lr
     1.0
@@ -174,6 +176,9 @@ def parse(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         if key not in known:
             raise ConfigError(f"{where}: unknown key '{key}'; {nearest(key, known)}")
         values[key] = _convert(hints[key], value, f"{where}: {key}")
+        words = known[key].metadata.get("words", ())
+        if words and values[key] not in words:
+            raise ConfigError(f"{where}: {key} = {value!r} is not one of: {', '.join(words)}")
     for key, field in known.items():
         if key not in values and field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{where}: key '{key}' is missing and has no default")

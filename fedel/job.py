@@ -9,6 +9,7 @@ from typing import Any
 
 from fedel import config
 from fedel.core.staleness import Staleness
+from fedel.selectors import Selector
 from fedel.types import PACES, LocalWork, UploadSettings
 
 POLICIES = ("fastest", "percentile", "share", "fixed")
@@ -220,6 +221,10 @@ class RunConfig:
 
     seed: int = 0
     """Everything random in the run is derived from this seed."""
+    clients: str = ""
+    """Which agents of a federation take part, by their labels: ``gpu=orin,site!=lab``. All of ``key=value``,
+    ``key!=value``, ``key`` and ``!key`` must hold; ``name`` and ``device`` go like labels (docs/fleet.md).
+    Empty: all of them. A simulation ignores it."""
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedel"})
     """The method, by its ``name``, and its options."""
     workload: Workload = field(default_factory=Workload)
@@ -235,6 +240,10 @@ class RunConfig:
     """SHA-256 of the code that travels with the job (docs/job-code.md); ``fedel run`` fills it in."""
 
     def __post_init__(self) -> None:
+        try:
+            Selector.parse(self.clients)
+        except ValueError as error:
+            raise ValueError(f"clients = {self.clients!r}: {error}") from None
         if self.protection.secure and self.rounds.late != "refuse":
             raise ValueError("protection.secure needs rounds.late = 'refuse': a mask is good for one round")
         if self.protection.secure and self.upload.compression != "none":

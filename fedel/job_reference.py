@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
-import itertools
 import json
 import re
 import sys
-import textwrap
-import types
-import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedel import config
+from fedel import workload_reference
 from fedel.cli.local import LocalFleet
 from fedel.job import CodeFiles, RunConfig
+from fedel.job_keys import STRATEGY, Key, as_object, keys, meaning, table, table_of
 from fedel.simulation.job import SimulationConfig
 from fedel.strategies import METHODS
-from fedel.types import Strategy
 
 DOCS = Path(__file__).parents[1] / "docs"
-STRATEGY = "#/definitions/strategy"
-_TYPES = {float: "number", int: "integer", str: "string", bool: "boolean"}
-_SAID = {float: "number", int: "whole number", str: "text", bool: "true or false"}
-_ASKED = "?"
-"""A word that no setting takes."""
 
 INTRO = """\
 # The job file
@@ -71,69 +58,6 @@ and another one `train`, unless the job says what counts.
 """
 
 
-@dataclass(frozen=True)
-class Key:
-    """One setting of a table."""
-
-    name: str
-    hint: Any
-    default: Any
-    meaning: str
-    words: tuple[str, ...]
-    """The words that it takes; empty if it takes more than a few."""
-
-    def schema(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"description": self.meaning, **_schema(self.hint)}
-        if self.words:
-            found["enum"] = list(self.words)
-        if not dataclasses.is_dataclass(self.hint) and self.hint is not Strategy:
-            found["default"] = self.default
-        return found
-
-    def row(self) -> str:
-        said = ", ".join(f"`{_text(word)}`" for word in self.words) or _said(self.hint)
-        default = (
-            "" if isinstance(self.default, Mapping) or self.hint is Strategy else f"`{_text(self.default)}`"
-        )
-        cells = (f"`{self.name}`", said, default, self.meaning)
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def keys(kind: type[Any]) -> list[Key]:
-    """The settings that a dataclass is parsed from."""
-    hints, meanings = typing.get_type_hints(kind), _meanings(kind)
-    return [
-        Key(
-            field.name,
-            hints[field.name],
-            _default(field),
-            meanings.get(field.name, ""),
-            words(kind, field.name),
-        )
-        for field in dataclasses.fields(kind)
-        if field.init
-    ]
-
-
-def words(kind: type[Any], name: str) -> tuple[str, ...]:
-    """The words that a setting takes, as its own check lists them.
-
-    >>> words(RunConfig, "trainer"), words(LocalFleet, "slowdowns")
-    ((), ())
-    >>> from fedel.job import Budget
-    >>> words(Budget, "pace")
-    ('', 'plan', 'clock')
-    """
-    if typing.get_type_hints(kind)[name] is not str:
-        return ()
-    refusal = _refusal(kind, name, _ASKED)
-    _, found, listed = refusal.partition(" is not one of: ")
-    if not found:
-        return ()
-    empty = () if _refusal(kind, name, "") else ("",)
-    return tuple(dict.fromkeys((*empty, *listed.split(", "))))
-
-
 def pages() -> dict[str, str]:
     """File in docs/ -> what is written there."""
     return {
@@ -144,8 +68,8 @@ def pages() -> dict[str, str]:
 
 
 def federation_keys() -> list[Key]:
-    fleet = Key("fleet", LocalFleet, {}, _meaning(LocalFleet), ())
-    code = Key("code", CodeFiles, {}, _meaning(CodeFiles), ())
+    fleet = Key("fleet", LocalFleet, {}, meaning(LocalFleet), ())
+    code = Key("code", CodeFiles, {}, meaning(CodeFiles), ())
     return [*keys(RunConfig), fleet, code]
 
 
@@ -155,14 +79,15 @@ def simulation_keys() -> list[Key]:
 
 def _page() -> str:
     run, alone = keys(RunConfig), simulation_keys()[len(keys(RunConfig)) :]
-    parts = [INTRO, "## For both commands", _table(run), *_sections(run)]
+    parts = [INTRO, "## For both commands", table(run), *_sections(run)]
     parts += ["## Only for `fedel run` on this machine", *_section("fleet", LocalFleet)]
     parts += ["## Only for `fedel run --coordinator`", *_section("code", CodeFiles)]
-    parts += ["## Only for `fedel simulate`", _table(alone), *_sections(alone)]
+    parts += ["## Only for `fedel simulate`", table(alone), *_sections(alone)]
     parts += ["## Methods: `[strategy]`", STRATEGIES]
     for name, method in METHODS.items():
         about = (sys.modules[method.__module__].__doc__ or "").partition("\n")[0]
-        parts += [f"### `{name}`", re.sub(r" \(algorithms \d+\)", "", about), _table(keys(method))]
+        parts += [f"### `{name}`", re.sub(r" \(algorithms \d+\)", "", about), table(keys(method))]
+    parts += workload_reference.sections()
     text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
     return re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](\1)", text)
 
@@ -177,20 +102,8 @@ def _sections(listed: Iterable[Key], before: str = "") -> list[str]:
     return parts
 
 
-def table_of(hint: Any) -> type[Any] | None:
-    """The dataclass that a key is parsed into, or every table below it; ``None`` for a plain value."""
-    return next(
-        (typing.cast("type[Any]", h) for h in (hint, _values(hint)) if dataclasses.is_dataclass(h)), None
-    )
-
-
 def _section(place: str, kind: type[Any]) -> list[str]:
-    return [f"### `[{place}]`", _meaning(kind), _table(keys(kind)), *_sections(keys(kind), f"{place}.")]
-
-
-def _table(listed: Iterable[Key]) -> str:
-    rows = [key.row() for key in listed if not dataclasses.is_dataclass(key.hint)]
-    return "\n".join(("| key | takes | default | meaning |", "|---|---|---|---|", *rows))
+    return [f"### `[{place}]`", meaning(kind), table(keys(kind)), *_sections(keys(kind), f"{place}.")]
 
 
 def _schema_file(title: str, listed: Iterable[Key]) -> str:
@@ -206,106 +119,15 @@ def _schema_file(title: str, listed: Iterable[Key]) -> str:
         "anyOf": [{"enum": list(METHODS)}, {"type": "string", "pattern": "^[^:]+:[^:]+$"}],
     }
     strategy = {"type": "object", "required": ["name"], "properties": {"name": named}, "allOf": chosen}
-    methods = {name: _object([*keys(method)], {"name": {"const": name}}) for name, method in METHODS.items()}
+    methods = {name: as_object([*keys(method)], {"name": {"const": name}}) for name, method in METHODS.items()}
     schema: dict[str, Any] = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": title,
-        **_object(listed),
+        **as_object(listed),
         "definitions": {"strategy": strategy, **methods},
     }
     schema["properties"]["strategy"] = {"$ref": STRATEGY}
     return json.dumps(schema, indent=1) + "\n"
-
-
-def _object(listed: Iterable[Key], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    properties = {**(more or {}), **{key.name: key.schema() for key in listed}}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _schema(hint: Any) -> dict[str, Any]:
-    """What ``config.parse`` takes for this type."""
-    if len(several := _alternatives(hint)) > 1:
-        return {"anyOf": [_schema(each) for each in several]}
-    (hint,) = several
-    if hint is Strategy:
-        return {"$ref": STRATEGY}
-    if hint is Any:
-        return {}
-    if dataclasses.is_dataclass(hint):
-        return _object(keys(typing.cast("type[Any]", hint)))
-    if hint in _TYPES:
-        return {"type": _TYPES[hint]}
-    inner = _schema(_values(hint))
-    if typing.get_origin(hint) is tuple:
-        return {"type": "array", "items": inner}
-    return {"type": "object", "additionalProperties": inner}
-
-
-def _said(hint: Any) -> str:
-    """The type in words."""
-    if len(several := _alternatives(hint)) > 1:
-        return ", or ".join(map(_said, several))
-    (hint,) = several
-    if hint in _SAID:
-        return _SAID[hint]
-    if typing.get_origin(hint) is tuple:
-        return f"list: {_said(_values(hint))}"
-    inner = _values(hint)
-    return f"table: name = {_said(inner)}" if inner in _SAID else "table"
-
-
-def _values(hint: Any) -> Any:
-    """The type of what a list or table holds; ``None`` for anything else."""
-    arguments = typing.get_args(hint)
-    return arguments[0 if typing.get_origin(hint) is tuple else -1] if arguments else None
-
-
-def _alternatives(hint: Any) -> list[Any]:
-    """The types of a union, without None."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [each for each in typing.get_args(hint) if each is not type(None)]
-    return [hint]
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return None if made is dataclasses.MISSING else made
-
-
-def _text(value: Any) -> str:
-    return config.write({"key": value}).removeprefix("key = ").strip()
-
-
-def _refusal(kind: type[Any], name: str, value: str) -> str:
-    try:
-        kind(**{name: value})
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _meaning(kind: type[Any]) -> str:
-    return _plain(inspect.cleandoc(kind.__doc__ or ""))
-
-
-def _meanings(kind: type[Any]) -> dict[str, str]:
-    """The docstring under each field, of the class or of the one that it inherits the field from."""
-    found: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(each):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        body = typing.cast(ast.ClassDef, tree).body
-        for field, text in itertools.pairwise(body):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[field.target.id] = _plain(str(text.value.value))
-    return found
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.replace("``", "`").split())
 
 
 def main() -> int:

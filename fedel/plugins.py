@@ -228,6 +228,12 @@ def call(
         raise error(f"{what} failed: {kind}: {problem}; correct the function") from problem
 
 
+def has_module(name: str) -> bool:
+    """Whether there is such a module outside of any package; imports nothing."""
+    _search_own_folders(_ALLOWED.get())
+    return find_spec(name) is not None
+
+
 def path_of(option: str | Path, what: str, error: type[FedelError]) -> Path:
     """The file or folder that an option of a job names."""
     path, allowed = Path(option).expanduser(), _ALLOWED.get()

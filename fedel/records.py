@@ -1,4 +1,4 @@
-"""What is written down about rounds and runs: the lines of ``rounds.jsonl``, and ``result.json``.
+"""What is written down about rounds and runs: lines of ``rounds.jsonl``, ``result.json`` and ``exits.json``.
 
 A federation and a simulation write the same records. What only one of them knows has a default in the other.
 """
@@ -288,6 +288,39 @@ class RunResult:
     @staticmethod
     def from_json(text: str | bytes, where: str = "result.json") -> RunResult:
         return from_json(RunResult, text, where)
+
+
+@dataclass(frozen=True)
+class ExitRow:
+    """One early exit of a trained model: the network up to its block, and its head."""
+
+    exit: int
+    block: str
+    accuracy: float
+    """On the test data."""
+    num_parameters: int
+    num_bytes: int
+    """Of parameters and statistics."""
+    ms_per_sample: float
+    """Median of repeats on one thread of a processor."""
+
+
+@dataclass(frozen=True)
+class ExitTable:
+    """``exits.json``: what each exit of a run's model is worth, measured on one machine."""
+
+    round: int
+    """Whose model it is, counted from 1."""
+    batch_size: int
+    machine: str
+    exits: tuple[ExitRow, ...]
+
+    def to_json(self) -> str:
+        return to_json(self, pretty=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str | bytes, where: str = "exits.json") -> ExitTable:
+        return from_json(ExitTable, text, where)
 
 
 def client_tests(scores: Sequence[OwnScore], num_missing: int = 0) -> ClientTests | None:

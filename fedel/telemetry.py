@@ -31,8 +31,8 @@ ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token
 or secret that is not right, a certificate that is not due for renewal, too many calls."""
 REFUSALS = (
     *("checksum", "compressed", "conflict", "digest", "disk", "dtype", "duplicate", "early", "empty", "ended"),
-    *("full", "header", "idle", "late", "masked", "missing", "not_finite", "not_open", "range", "report"),
-    *("sealed", "secure", "shape", "size", "slow", "starting", "steps", "superseded", "unknown_run"),
+    *("full", "header", "idle", "late", "masked", "missing", "not_finite", "not_open", "other_round", "range"),
+    *("report", "sealed", "secure", "shape", "size", "slow", "starting", "steps", "superseded", "unknown_run"),
     *("unknown_tensor", "unknown_version", "unplanned", "weight"),
 )
 """Every reason of ``UpdateRefused``. Counters start at 0: ``increase()`` misses one that appears as 1."""

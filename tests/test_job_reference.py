@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft7Validator
 
-from fedel import config, job_reference
+from fedel import config, job_reference, workload_reference
 from fedel.cli.local import read_job
+from fedel.data import folder
+from fedel.data.registry import ENTRIES
 from fedel.errors import ConfigError
 from fedel.job import RunConfig
+from fedel.models.registry import MODELS
 from fedel.simulation.job import SimulationConfig
 from fedel.strategies import METHODS, build
+from fedel.workload_reference import options
 
 ROOT = Path(__file__).parents[1]
 SIMULATED = ["configs/simulation.toml", "examples/own_method.toml"]
@@ -94,6 +99,8 @@ BOTH = [
     ({"budget": {"pace": ""}}, True),
     ({"work": {"lr": 1}}, True),
     ({"work": {"lr": "fast"}}, False),
+    ({"work": {"optimiser": "adamw"}}, True),
+    ({"work": {"optimiser": "adam"}}, False),
     ({"protection": {"secure": 1}}, False),
     ({"workload": {"model_options": {"width": 0.5, "anything": [1]}}}, True),
     ({"workload": {"model_options": 0.5}}, False),
@@ -144,6 +151,8 @@ def test_schema_and_parser_agree_on_jobs(table, good, tmp_path):
         ({"scope": "train", "partition": {"alpha": 0.5}}, True),
         ({"scope": "forward"}, False),
         ({"compute": "faster"}, False),
+        ({"partition": {"method": "dirichlet-equal"}}, True),
+        ({"partition": {"method": "even"}}, False),
         ({"fleet": {"slowdowns": [1, 2]}}, False),
         ({"fleet": {"counts": {"orin": 10}}}, True),
         ({"fleet": {"counts": {"orin": "ten"}}}, False),
@@ -170,3 +179,24 @@ def test_a_job_of_your_own_method_is_valid():
 def test_jobs_name_their_schema(path):
     line = (ROOT / path).read_text(encoding="utf-8").partition("\n")[0]
     assert ((ROOT / path).parent / line.removeprefix("#:schema ")).is_file()
+
+
+def test_every_option_of_a_model_or_data_set_has_a_sentence():
+    """And every sentence belongs to an option."""
+    models = [key for model in MODELS.values() for key in options(model, workload_reference.OF_MODELS)]
+    loaders = [folder.image_folder, *(entry.load for entry in ENTRIES.values())]
+    data = [key for load in loaders for key in options(load, workload_reference.OF_DATA)]
+    for found, meanings in ((models, workload_reference.OF_MODELS), (data, workload_reference.OF_DATA)):
+        assert [] == [key.name for key in found if not key.meaning]
+        assert meanings.keys() == {key.name for key in found}
+
+
+def test_models_and_data_sets_are_on_the_page_with_their_defaults():
+    page = job_reference.pages()["job.md"]
+    headings = {
+        name for line in page.splitlines() if line.startswith("### ") for name in re.findall("`(.*?)`", line)
+    }
+    assert {*MODELS, *ENTRIES, "folder:PATH"} <= headings
+    _, _, vgg = page.partition("### `vgg16`")
+    assert "| `width` | number | `1.0` | Every number of channels" in vgg.partition("###")[0]
+    assert "| `hidden_layers` | list: whole number | `[]` |" in vgg.partition("###")[0]

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedel.api import jobs
-from fedel.api.jobs import Job, JobTable, Overrides
+from fedel.api import side_by_side
+from fedel.api.jobs import Job, JobTable, Overrides, read
 from fedel.api.progress import Progress, RunLines, Stopped
 from fedel.api.results import Drawing, Result, frame
 from fedel.errors import ConfigError, ServiceError
@@ -128,6 +128,7 @@ def compare(
     data: Any = None,
     overrides: Overrides = (),
     out: str | Path = "",
+    jobs: int = 0,
     workers: int = 0,
     executor: str = "processes",
     progress: Progress = True,
@@ -138,19 +139,23 @@ def compare(
     with more seeds or with another method. A job that differs in any setting has runs of its own.
 
     Args:
-        job, model, data, overrides, workers, executor, progress: as for ``fedel.simulate``.
+        job, model, data, overrides, executor, progress: as for ``fedel.simulate``.
         methods: names, tables or method objects; as a mapping, with the labels that the report shows. The
             options in the job's ``[strategy]`` are for the method that it names; others have their defaults.
         seeds: how many: the job's own seed, and those after it.
         out: directory of the runs and the report; by default ``runs/compare-`` and the name of the job.
+        jobs: runs at the same time, each in its own process; 0 takes one per core. The figures are the same.
+        workers: processes that train in each run; 0 shares the cores among the runs.
     """
-    made = jobs.read(job, model=model, data=data, overrides=overrides)
+    made = read(job, model=model, data=data, overrides=overrides)
     planned = _planned(made, methods, seeds)
     place, screen = Path(out) if str(out) else Path("runs") / f"compare-{made.stem}", RunLines(progress)
     wanted = distinct(planned)
     try:
         with made.objects.known():
-            failed = runner.do_missing(wanted, place / "runs", screen, executor=executor, num_workers=workers)
+            failed = side_by_side.do_missing(
+                wanted, place / "runs", screen, num_jobs=jobs, executor=executor, num_workers=workers
+            )
     except KeyboardInterrupt:
         states = [runner.state(run, place / "runs") for run in wanted]
         raise Stopped(

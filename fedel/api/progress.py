@@ -111,29 +111,34 @@ def _line(record: RoundRecord, num_rounds: int, left: float) -> str:
 
 
 class RunLines:
-    """For many runs: one line when a run begins, after every test of its model, and when it ends."""
+    """For many runs, also side by side: a line when a run begins, after every test, and when it ends."""
 
     def __init__(self, progress: Progress) -> None:
         self._console, self._progress = console_of(progress), progress
-        self._new_reasons = NewReasons()
+        self._heads: dict[str, str] = {}
+        self._new_reasons: dict[str, NewReasons] = {}
 
     def run_begins(self, run: PlannedRun, place: int, total: int) -> None:
-        say(self._console, f"[{place}/{total}] {run.name}")
-        self._new_reasons = NewReasons()
+        self._heads[run.name] = f"[{place}/{total}] {run.name}"
+        self._new_reasons[run.name] = NewReasons()
+        self._say(run, "begins")
 
     def round_done(self, run: PlannedRun, record: RoundRecord, seconds_left: float) -> None:
         heard(self._progress, record)
         if record.accuracy is not None:
-            say(
-                self._console,
-                f"  round {record.round + 1:>3}/{run.num_rounds}  accuracy {100 * record.accuracy:.2f} %"
+            self._say(
+                run,
+                f"round {record.round + 1:>3}/{run.num_rounds}  accuracy {100 * record.accuracy:.2f} %"
                 f"  {record.wall_seconds or 0.0:.1f} s here  {_minutes(seconds_left)} left for all",
             )
-        for reason in self._new_reasons.of(record):
-            say(self._console, clean(f"  round {record.round + 1}: {reason}"))
+        for reason in self._new_reasons[run.name].of(record):
+            self._say(run, clean(f"round {record.round + 1}: {reason}"))
 
-    def run_ended(self, run: PlannedRun, said: str) -> None:  # noqa: ARG002
-        say(self._console, f"  {said}")
+    def run_ended(self, run: PlannedRun, said: str) -> None:
+        self._say(run, said)
+
+    def _say(self, run: PlannedRun, text: str) -> None:
+        say(self._console, f"{self._heads[run.name]}  {text}")
 
 
 def _minutes(seconds: float) -> str:

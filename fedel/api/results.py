@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedel import config
 from fedel.api.objects import Objects
 from fedel.errors import ConfigError
-from fedel.records import RoundRecord, RunResult
+from fedel.records import ExitTable, RoundRecord, RunResult
 from fedel.report import runs, tables
 from fedel.report.runs import StoredRun
 from fedel.report.verdicts import verdicts
@@ -79,11 +79,18 @@ class Result:
         with self.objects.known():
             return trained(self.path, exit, round)
 
+    def exits(self, round: str = "best", batch_size: int = 1) -> ExitTable:
+        """Measure what each early exit of the model is worth here; reports that are written later show it."""
+        from fedel.training.exit_table import measured
+
+        with self.objects.known():
+            return measured(self.path, round, batch_size)
+
     def figure(self, name: str = "accuracy-by-time") -> Drawing:
         """A picture of the report, to show in a notebook or to ``save``."""
-        from fedel.report.page import PICTURES
+        from fedel.report.page import pictures_of
 
-        return Drawing.named(name, PICTURES, [self.stored])
+        return Drawing.named(name, pictures_of([self.stored]), [self.stored])
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write ``report.html`` and ``report.md``, into the run's own directory or another one."""

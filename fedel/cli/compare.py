@@ -14,7 +14,7 @@ from fedel.serialisation import to_json
 EXAMPLE = """example:
   fedel compare configs/simulation.toml --methods fedel,fedavg,heterofl --seeds 3
   fedel compare configs/simulation.toml --methods fedel,fedavg --set rounds.num_rounds=10 --csv
-  fedel compare configs/simulation.toml --methods fedel,fedavg --figures --format pdf,png
+  fedel compare configs/simulation.toml --methods fedel,fedavg --figures --format pdf,png --jobs 2
 """
 FORMATS = ("svg", "pdf", "png")
 
@@ -39,7 +39,14 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     add("--seeds", type=int, default=3, metavar="N", help="the job's seed and those after it (default: 3)")
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
-    add("--workers", type=int, default=0, metavar="N", help="processes that train (default: one per core)")
+    add("--jobs", type=int, default=0, metavar="N", help="runs at the same time (default: one per core)")
+    add(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that train in each run (default: its cores)",
+    )
     add("--executor", choices=("serial", "processes", "ray"), default="processes", help="default: processes")
     add("--out", type=Path, default=Path(), metavar="DIR", help="directory (default: runs/compare-JOB)")
     add("--csv", action="store_true", help="also write csv/RUN.csv, one row per round")
@@ -63,6 +70,7 @@ def main(arguments: argparse.Namespace) -> int:
         arguments.seeds,
         overrides=arguments.set,
         out="" if arguments.out == Path() else arguments.out,
+        jobs=arguments.jobs,
         workers=arguments.workers,
         executor=arguments.executor,
         progress=Console(stderr=True),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from fedel.errors import ConfigError
+from fedel.records import ExitRow
 from fedel.serialisation import to_json
 
 FORMATS = ("safetensors", "pt2", "onnx")
@@ -57,7 +57,8 @@ def _add_exits(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = verbs.add_parser(
         "exits",
         description="One line per early exit of a trained model: accuracy on the test data, size, and time on "
-        "this machine (one thread, median of repeats). Each exit is a smaller model: fedel export --exit K.",
+        "this machine (one thread, median of repeats). Each exit is a smaller model: fedel export --exit K. "
+        "The numbers are kept in RUN/exits.json, and fedel report shows them.",
         epilog=EXITS_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -97,24 +98,19 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def exits(arguments: argparse.Namespace) -> int:
-    if arguments.batch < 1:
-        raise ConfigError(f"--batch {arguments.batch}: at least one sample per call")
-    from fedel.models import deploy  # torch takes seconds to import
-    from fedel.training.exit_table import exit_table
-    from fedel.training.factory import make_data
+    from fedel.training.exit_table import measured  # torch takes seconds to import
 
-    model = deploy.load(arguments.directory, arguments.round)
-    rows = exit_table(model, make_data(model.job), arguments.batch)
+    found = measured(arguments.directory, arguments.round, arguments.batch)
     if arguments.json:
-        print(to_json({"round": model.round, "batch_size": arguments.batch, "exits": rows}))
+        print(to_json(found))
         return 0
-    print(_table(rows))
+    print(_table(found.exits))
     samples = "one sample" if arguments.batch == 1 else f"{arguments.batch} samples"
-    print(f"Round {model.round}. Time: on one thread of this machine, {samples} per call, median of repeats.")
+    print(f"Round {found.round}. Time: on one thread of this machine, {samples} per call, median of repeats.")
     return 0
 
 
-def _table(rows: list[Any]) -> str:
+def _table(rows: Sequence[ExitRow]) -> str:
     cells = [("exit", "after block", "accuracy", "parameters", "size", "ms per sample")]
     cells += [
         (

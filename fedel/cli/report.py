@@ -30,6 +30,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--figures", type=Path, metavar="DIR", help="also write each picture as a file")
     add("--format", choices=FORMATS, help="of the files of --figures (default: svg)")
     add("--tensorboard", type=Path, metavar="DIR", help="also write event files for TensorBoard")
+    add("--exits", action="store_true", help="first measure the early exits of the models (as fedel exits)")
     add("--json", action="store_true", help="print the figures of the runs as JSON")
     parser.set_defaults(run=main)
 
@@ -42,6 +43,11 @@ def main(arguments: argparse.Namespace) -> int:
     from fedel.report.figures import figures
     from fedel.report.verdicts import verdicts
 
+    if arguments.exits:
+        from fedel.training.exit_table import measured  # torch takes seconds to import
+
+        for path in (arguments.directory, *arguments.compare):
+            measured(path)
     found = [runs.load(path) for path in (arguments.directory, *arguments.compare)]
     target = arguments.out or arguments.directory
     target.mkdir(parents=True, exist_ok=True)

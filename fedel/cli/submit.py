@@ -135,6 +135,41 @@ async def list_runs(address: str, tls: Tls | None = None) -> list[pb.RunStatus]:
                 return runs
 
 
+async def list_agents(
+    address: str, selector: str = "", name: str = "", tls: Tls | None = None
+) -> tuple[list[pb.AgentStatus], float]:
+    """All agents by name, or the one of this name, and the coordinator's time."""
+    found: list[pb.AgentStatus] = []
+    async with connect(address, tls) as channel:
+        stub = CoordinatorServiceStub(channel)
+        while True:
+            after = found[-1].name if found else ""
+            request = pb.ListAgentsRequest(selector=selector, name=name, after=after)
+            page = await _answer_of(address, stub.ListAgents(request))
+            found += page.agents
+            if not page.more:
+                return found, page.now
+
+
+async def control_agent(
+    address: str, request: pb.ControlAgentRequest, tls: Tls | None = None
+) -> pb.AgentStatus:
+    async with connect(address, tls) as channel:
+        stub = CoordinatorServiceStub(channel)
+        return (await _answer_of(address, stub.ControlAgent(request))).status
+
+
+async def plan_run(
+    address: str, job: RunConfig, spec: ModelSpec, wait_seconds: float, tls: Tls | None = None
+) -> str:
+    """What the first rounds of a job would be on the agents that are connected, as JSON."""
+    async with connect(address, tls) as channel:
+        request = pb.PlanRunRequest(
+            config_json=json.dumps(job.table_to_send()), spec=spec_to_pb(spec), wait_seconds=wait_seconds
+        )
+        return (await _answer_of(address, CoordinatorServiceStub(channel).PlanRun(request))).plan_json
+
+
 async def look(address: str, run: str, tls: Tls | None = None) -> pb.RunStatus:
     """One run with its clients; without a name the newest."""
 

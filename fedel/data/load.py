@@ -42,7 +42,7 @@ def load_data(
 
 
 def _load(name: str, root: str | Path | None, options: Mapping[str, Any]) -> Dataset:
-    if name.startswith(folder.PREFIX):
+    if name.startswith(folder.PREFIX) and not _is_function(name):
         path = plugins.path_of(name.removeprefix(folder.PREFIX), "data set", DataError)
         _check_options(name, folder.image_folder, options)
         return folder.image_folder(path, **options)
@@ -56,6 +56,12 @@ def _load(name: str, root: str | Path | None, options: Mapping[str, Any]) -> Dat
         raise DataError(f"{name} is not in {place.parent}; run {get_command(known)}")
     _check_options(name, known.load, options)
     return known.load(place, **options)
+
+
+def _is_function(name: str) -> bool:
+    """Whether it names a function of the user's own module ``folder``, not a folder of pictures."""
+    word = name.removeprefix(folder.PREFIX)
+    return word.isidentifier() and not Path(word).exists() and plugins.has_module("folder")
 
 
 def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:

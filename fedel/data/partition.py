@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ METHODS = ("dirichlet", "dirichlet-equal", "user", "iid")
 class PartitionConfig:
     """How the training data is split among the clients."""
 
-    method: str = "dirichlet"
+    method: str = field(default="dirichlet", metadata={"words": METHODS})
     """``dirichlet``, ``dirichlet-equal`` (clients of equal size), ``user`` or ``iid``."""
     num_clients: int = 10
     """Parts of the training set, one for each client."""

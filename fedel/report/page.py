@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedel.report import client_plots, curves, plots
+from fedel.report import client_plots, curves, exit_plots, plots
 from fedel.report.about import about
 from fedel.report.figures import TextTable, labels, table
 from fedel.report.own_tests import HEADS as OWN_HEADS
@@ -58,6 +58,14 @@ PICTURES: Sequence[PagePicture] = (
     ("bytes", "Bytes", plots.bytes_by_round, "Sent (up) and received (down) per round, all clients together."),
 )
 
+EXITS: PagePicture = (
+    "exits",
+    "Accuracy and time of the exits",
+    exit_plots.accuracy_by_exit,
+    "Each dot is the model up to one exit, with the number of its block; `fedel exits` measured them.",
+)
+"""Only of runs whose exits were measured."""
+
 _CSS = Path(__file__).with_name("report.css")
 _LOST_HEADS = ["method", "updates", "rounds", "clients", "reason"]
 
@@ -98,6 +106,11 @@ def averaged(runs: Sequence[StoredRun]) -> list[str]:
     ]
 
 
+def pictures_of(runs: Sequence[StoredRun]) -> list[PagePicture]:
+    """Those that runs have something for."""
+    return [*PICTURES, *([EXITS] if any(run.exits for run in runs) else [])]
+
+
 def write(runs: Sequence[StoredRun], directory: Path, title: str = "") -> Path:
     """Write ``report.html`` and ``report.md`` about runs; returns the page's path."""
     return write_page(page_of(runs, title), directory)
@@ -116,8 +129,8 @@ def page_of(runs: Sequence[StoredRun], title: str = "") -> Page:
         title=title or " and ".join(labels(runs)),
         about=[*about(runs), *averaged(runs)],
         sentences=verdicts(runs),
-        tables=run_tables(runs),
-        pictures=PICTURES,
+        tables=[*run_tables(runs), *_exits(runs)],
+        pictures=pictures_of(runs),
         drawn=runs,
         runs=runs,
     )
@@ -133,12 +146,12 @@ def run_tables(runs: Sequence[StoredRun], title: str = "") -> list[PageTable]:
 
 
 def save_pictures(
-    runs: Sequence[StoredRun], directory: Path, kind: str, pictures: Sequence[PagePicture] = PICTURES
+    runs: Sequence[StoredRun], directory: Path, kind: str, pictures: Sequence[PagePicture] = ()
 ) -> list[Path]:
     """Every picture as a file of its own, for a paper."""
     directory.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, _, picture, _ in pictures:
+    for name, _, picture, _ in pictures or pictures_of(runs):
         files.append(directory / f"{name}.{kind}")
         plots.save(picture, runs, files[-1])
     return files
@@ -196,6 +209,11 @@ def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in [heads, *rows]]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
+
+
+def _exits(runs: Sequence[StoredRun]) -> list[PageTable]:
+    rows = exit_plots.rows(runs)
+    return [PageTable(exit_plots.HEADS, rows, "Exits", exit_plots.note(runs))] if rows else []
 
 
 def _note(numbers: TextTable, runs: Sequence[StoredRun]) -> str:

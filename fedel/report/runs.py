@@ -1,4 +1,4 @@
-"""Reads the directory of a run: ``config.toml``, ``result.json``, ``rounds.jsonl``."""
+"""Reads the directory of a run: ``config.toml``, ``result.json``, ``rounds.jsonl``, ``exits.json``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedel import config
 from fedel.errors import ConfigError
-from fedel.records import ClientRecord, RoundRecord, RunResult
+from fedel.records import ClientRecord, ExitTable, RoundRecord, RunResult
 from fedel.report import curves
 from fedel.serialisation import parse_json
 
@@ -94,6 +94,15 @@ class StoredRun:
         last = shapes.get(self.result.tensors[-1], [0])[:1] if self.result and self.result.tensors else []
         exits = [shape[:1] for name, shape in shapes.items() if name.startswith("exits.")]
         return last[0] if last in exits and last[0] > 1 else None
+
+    @cached_property
+    def exits(self) -> ExitTable | None:
+        """What `fedel exits` measured; ``None`` where it did not, or the file is damaged."""
+        file = self.path / "exits.json"
+        try:
+            return ExitTable.from_json(file.read_bytes()) if file.exists() else None
+        except (OSError, ConfigError):
+            return None
 
     def seconds(self) -> list[float]:
         """Time at the end of each round: the sum of the round latencies up to it."""

@@ -15,6 +15,7 @@ from fedel.errors import ServiceError
 from fedel.roles import events as ev
 from fedel.roles.closing import ClosingTurn
 from fedel.roles.gate_session import objection_to_result
+from fedel.roles.missing import noted, overdue, waits_for, without
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.repeating import MISSING, SILENT
 from fedel.roles.run_state import (
@@ -90,6 +91,8 @@ class _Turn(ClosingTurn):
                 self._silent(client)
             case ev.Found(client):
                 self._found(client)
+            case ev.Withheld(client, withheld):
+                self.change_member(client, withheld=withheld)
             case ev.Forgotten(client):
                 self._forget(client)
             case ev.Accepted():
@@ -136,7 +139,7 @@ class _Turn(ClosingTurn):
             speed = replace(handover.speeds[member.client], slowness=1.0, probe_slowness=1.0)
             speeds = {**handover.speeds, member.client: speed}
             self.set(replace(self.state, handover=replace(handover, speeds=speeds)))
-        self.set(self.state.with_member(replace(member, connected=True)))
+        self.set(without(self.state.with_member(replace(member, connected=True)), member.client))
         self.do(ev.Persist("member", member.client))
         self.free_tester(member.client)  # a test that it had went to its older session
         open_round = self.state.open
@@ -257,6 +260,7 @@ class _Turn(ClosingTurn):
             self._lose(event.client, event.round_num, event.message)
         elif not self.free_evaluator(event.client, unfit=True) and event.client not in self.state.missed_tests:
             self._leave(event.client, event.message)
+            self.set(noted(self.state, event.client, event.message))
 
     def _control(self, action: str) -> None:
         phase = self.state.phase
@@ -398,14 +402,10 @@ class _Turn(ClosingTurn):
             return ev.Wait()
         until = self.test_deadlines()
         why = ""
-        if open_round is None:
-            missing = self._num_missing()
-            if missing > 0 and self.state.phase != PAUSED:
-                why = f"waits for {missing} more client{'s'[: missing > 1]}"
-        elif open_round.status == OPEN:
-            late = f"{len(open_round.done)} of {self.min_reports} reports at the deadline; waits for more"
-            told = [late if open_round.overdue else "", self.divergence(open_round)]
-            why = "; ".join(text for text in told if text)
+        if open_round is None and self.state.phase != PAUSED:
+            why = waits_for(self._num_missing(), self.state)
+        elif open_round is not None and open_round.status == OPEN:
+            why = "; ".join(filter(None, (overdue(open_round, self.min_reports), self.divergence(open_round))))
         secure = open_round.secure if open_round else None
         is_stepping = secure is not None and secure.opened is None
         if open_round is not None and (open_round.status == OPEN or is_stepping):

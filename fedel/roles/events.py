@@ -66,6 +66,14 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Withheld:
+    """An operator keeps a client from the next rounds, or gives it back; a task that it has goes on."""
+
+    client: str
+    withheld: bool
+
+
+@dataclass(frozen=True)
 class Accepted:
     """A client started its task."""
 
@@ -231,6 +239,7 @@ Event = (
     | Disconnected
     | Lost
     | Found
+    | Withheld
     | Accepted
     | Declined
     | Done

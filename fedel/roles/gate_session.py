@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from fedel.core.secure_sum import KEY_BYTES, Keys, is_key
@@ -23,6 +23,7 @@ from fedel.roles.gate import (
 from fedel.roles.run_state import Member, TaskResult
 from fedel.security.signed_keys import MAX_BYTES as MAX_PROOF
 from fedel.security.signed_keys import Proof
+from fedel.selectors import objection_to_labels
 from fedel.types import (
     BlockBytes,
     BlockTime,
@@ -47,12 +48,21 @@ SENSORS = {"power_watts": (0.0, 1e5), "energy_joules": (0.0, 1e12), "temperature
 """What a sensor can measure; a reading outside is left out, because sensors fail by themselves."""
 
 
-def objection_to_hello(client: str, device_type: str, agent_version: str, memory_bytes: int) -> str:
+def objection_to_hello(
+    client: str,
+    device_type: str,
+    agent_version: str,
+    memory_bytes: int,
+    labels: Mapping[str, str] | None = None,
+    protocol: int = 0,
+) -> str:
     return (
         objection_to_name(client, "client's name")
         or (objection_to_name(device_type, "device type") if device_type else "")
         or (objection_to_name(agent_version, "agent's version") if agent_version else "")
         or objection_to_numbers({"memory_bytes": memory_bytes}, MAX_BYTES)
+        or objection_to_numbers({"protocol": protocol}, MAX_COUNT)
+        or objection_to_labels(labels or {})
     )
 
 

@@ -51,13 +51,11 @@ class ModelTests(SecureTurn):
         joined and never does anything holds up no round. Of these, one without a task, and then the fastest.
         """
         evaluation = self.state.evaluation
-        if evaluation is None or evaluation.answered or self.tests_itself:
+        if evaluation is None or evaluation.answered or evaluation.evaluator or self.tests_itself:
             return None
         able = [m for m in self.state.present if m.can_evaluate and m.client not in evaluation.unfit]
         if not able:
             return self.close(None)
-        if evaluation.evaluator:
-            return None
         ready = [member for member in able if member.connected]
         if ready:
             best = min(ready, key=self._fitness).client

@@ -9,6 +9,7 @@ from dataclasses import replace
 from fedel.core.secure_sum import MIN_GROUP
 from fedel.roles import events as ev
 from fedel.roles.gate import DIVERGED
+from fedel.roles.missing import reasons
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import (
     HELD,
@@ -26,8 +27,6 @@ from fedel.types import Participant, Report, Task
 
 MISSING = "it said that it was done, but its update is missing"
 SILENT = "it has not been heard for too long"
-MAX_NAMED = 3
-"""Clients that a message names."""
 
 
 class RepeatingTurn(Turn, ABC):
@@ -107,7 +106,7 @@ class RepeatingTurn(Turn, ABC):
         return self.hold(
             f"round {open_round.round_num + 1} got {len(open_round.done)} of {self.min_reports} updates in"
             f" {open_round.repeats + 1} deadlines of {open_round.plan.deadline_seconds:.0f} s"
-            f" (rounds.max_repeats){_reasons(open_round)}"
+            f" (rounds.max_repeats){reasons(open_round)}"
         )
 
     def all_diverged(self, open_round: OpenRound) -> bool:
@@ -184,11 +183,3 @@ class RepeatingTurn(Turn, ABC):
         self.set(replace(self.state, open=None))
         self.set_phase(phase, message)
         self.do(ev.End(phase, message))
-
-
-def _reasons(open_round: OpenRound) -> str:
-    """What happened to the clients, the first few of them."""
-    told = [f"'{client}': {why}" for client, why in sorted(open_round.lost.items())[:MAX_NAMED]]
-    silent = sorted(open_round.tasks.keys() - open_round.lost.keys() - open_round.done)
-    told += [f"'{client}' did not answer" for client in silent[: MAX_NAMED - len(told)]]
-    return ": " + ", ".join(told) if told else ""

@@ -46,11 +46,13 @@ class Member:
     """A message sent now would reach it."""
     silent: bool = False
     """It was not heard for too long, and gets no new task until it is heard again."""
+    withheld: bool = False
+    """An operator keeps it from the next rounds: it is cordoned, or the job's ``clients`` leave it out."""
 
     @property
     def present(self) -> bool:
         """Whether the next round may count on it."""
-        return not self.has_left and not self.silent
+        return not self.has_left and not self.silent and not self.withheld
 
     @property
     def view(self) -> ClientView:
@@ -140,6 +142,8 @@ class RunState:
     handover: Handover = field(default_factory=Handover)
     members: Mapping[str, Member] = field(default_factory=dict)
     open: OpenRound | None = None
+    unready: Mapping[str, str] = field(default_factory=dict)
+    """Clients that could not join, and why, for people; at most ``MAX_UNREADY`` (``missing.py``)."""
     committed: tuple[RoundRecord, ...] = ()
     """Of the rounds that are not closed although their model is made; complete but for the test."""
     evaluation: Evaluation | None = None
@@ -167,6 +171,18 @@ class RunState:
     @property
     def present(self) -> list[Member]:
         return [member for member in self.in_order if member.present]
+
+    @property
+    def working(self) -> frozenset[str]:
+        """Clients from whom something is still awaited: an update, with secure aggregation a reveal, a test."""
+        open_round, evaluation = self.open, self.evaluation
+        found = set(self.handover.at_work) - self.late_results.keys()
+        if open_round is not None and (open_round.status == OPEN or open_round.secure is not None):
+            back = frozenset() if open_round.secure is not None else open_round.done
+            found |= open_round.tasks.keys() - open_round.lost.keys() - back
+        if evaluation is not None and evaluation.evaluator and not evaluation.answered:
+            found.add(evaluation.evaluator)
+        return frozenset(found)
 
     def with_member(self, member: Member) -> RunState:
         return replace(self, members={**self.members, member.client: member})

@@ -62,6 +62,9 @@ RULES: Mapping[str, frozenset[str]] = {
             "ListRuns": _READERS,
             "WatchRun": _READERS,
             "ListAggregators": (*_READERS, AGENT),
+            "ListAgents": _READERS,
+            "ControlAgent": (OPERATOR,),
+            "PlanRun": (OPERATOR,),
         },
     ),
     **_calls(

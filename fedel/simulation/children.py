@@ -36,23 +36,28 @@ class Failure:
         )
 
 
+def fork(target: Callable[..., None], words: tuple[Any, ...], name: str, *, daemon: bool = True) -> BaseProcess:
+    """Start a process that inherits everything; one that is no daemon can have processes of its own."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise ConfigError("this system cannot fork processes; use --executor serial, or ray")
+    process: BaseProcess = multiprocessing.get_context("fork").Process(
+        target=target, args=words, daemon=daemon, name=name
+    )
+    with warnings.catch_warnings():
+        # Python 3.12 warns about forking a process with threads: none of ours holds a lock here.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    return process
+
+
 class Child:
     """A process forked from this one that answers requests; everything else it inherits."""
 
     def __init__(self, answer: Callable[[Any], Any], inherited: Iterable[Connection] = ()) -> None:
-        if "fork" not in multiprocessing.get_all_start_methods():
-            raise ConfigError("this system cannot fork processes; use --executor serial, or ray")
-        context = multiprocessing.get_context("fork")
-        self.connection, theirs = context.Pipe()
+        self.connection, theirs = multiprocessing.Pipe()
         # A child that kept its parent's ends of the pipes would never see that the parent is gone.
         unwanted = (*inherited, self.connection)
-        self._process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, answer, unwanted), daemon=True, name="fedel-worker"
-        )
-        with warnings.catch_warnings():
-            # Python 3.12 warns about forking a process with threads: none of ours holds a lock here.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
+        self._process = fork(_serve, (theirs, answer, unwanted), "fedel-worker")
         theirs.close()
 
     def send(self, request: Any) -> None:

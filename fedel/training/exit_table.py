@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+import platform
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from fedel.data.dataset import Dataset
-from fedel.models.deploy import TrainedModel
+from fedel.errors import ConfigError
+from fedel.files import write_atomic
+from fedel.models.deploy import TrainedModel, load
+from fedel.records import ExitRow, ExitTable
 from fedel.training.evaluate import evaluate_exits
+from fedel.training.factory import make_data
 
 NUM_REPEATS = 30
 MAX_SECONDS = 20.0
 """Of all repeats together; at least three are made."""
 
 
-@dataclass(frozen=True)
-class ExitRow:
-    """One exit: the network up to its block, and its head."""
-
-    exit: int
-    block: str
-    accuracy: float
-    """On the test data."""
-    num_parameters: int
-    num_bytes: int
-    """Of parameters and statistics."""
-    ms_per_sample: float
-    """Median of repeats on one thread of this machine's processor."""
+def measured(directory: str | Path, round: str = "best", batch_size: int = 1) -> ExitTable:
+    """The exits of a run's model, measured here and now; kept in its directory, where the report finds them."""
+    if batch_size < 1:
+        raise ConfigError(f"--batch {batch_size}: at least one sample per call")
+    model = load(directory, round)
+    rows = exit_table(model, make_data(model.job), batch_size)
+    found = ExitTable(model.round, batch_size, platform.node() or "this machine", tuple(rows))
+    with suppress(OSError):  # the directory may be somebody else's
+        write_atomic(model.run.path / "exits.json", found.to_json())
+    return found
 
 
 def exit_table(model: TrainedModel, data: Dataset, batch_size: int = 1) -> list[ExitRow]:
-    """Measured here and now."""
+    """One row per exit."""
     network = model.network
     exits = range(1, network.spec.num_blocks + 1)
     modules = [model.module(exit) for exit in exits]

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedel.core.timing import full_step
-from fedel.errors import ModelError
+from fedel.errors import ModelError, ProfileError
 from fedel.models.blocks import BlockModel
 from fedel.types import BlockTime, TensorTime, TimingProfile, WidthTime
 
@@ -36,6 +36,12 @@ def flops_profile(model: BlockModel, x: Tensor, batch_size: int, widths: Sequenc
     tensors = []
     for t in model.spec.weights:
         layer, _, part = t.name.rpartition(".")
+        if layer not in counts.layers:
+            kind = type(model.get_submodule(layer)).__name__
+            raise ProfileError(
+                f"[fleet] base = 'flops' cannot count {kind} '{layer}', which holds the tensor '{t.name}': it"
+                " knows layers with one weight, such as Linear and Conv2d; set base to 'measured'"
+            )
         found = counts.layers[layer]
         kernel = part == "weight" and found.multiplications > 0
         update = found.multiplications if kernel else found.values

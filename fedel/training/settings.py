@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from fedel.data.partition import METHODS
 from fedel.job import RunConfig
 from fedel.types import Tensors, Trainer
 
@@ -24,7 +25,7 @@ class DataPart:
     """This client's part, from 0."""
     of: int = 1
     """Parts in all, the same at every client; 1 takes the whole training set."""
-    method: str = "dirichlet"
+    method: str = field(default="dirichlet", metadata={"words": METHODS})
     """``dirichlet``, ``dirichlet-equal``, ``user`` (natural owners) or ``iid``."""
     alpha: float = 0.1
     """Concentration of ``dirichlet``; small is uneven."""

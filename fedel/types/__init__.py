@@ -13,6 +13,7 @@ from fedel.types.model import Array, Change, ModelSpec, Patch, Role, Tensors, Te
 from fedel.types.task import (
     CLOCK_PACE,
     COMPRESSIONS,
+    OPTIMISERS,
     PACES,
     PLAIN,
     PLAN_PACE,
@@ -58,6 +59,7 @@ __all__ = [
     "COMPRESSIONS",
     "FREE",
     "MAX_STATISTICS_BATCHES",
+    "OPTIMISERS",
     "PACES",
     "PLAIN",
     "PLAN_PACE",

@@ -11,6 +11,7 @@ from fedel.types.timing import AS_PROFILED, FREE, Speed, StepCost, TimingProfile
 
 PLAN_PACE, CLOCK_PACE = "plan", "clock"
 PACES = (PLAN_PACE, CLOCK_PACE)
+OPTIMISERS = ("sgd", "adamw")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class LocalWork:
     """Passes over the client's own data per round, if ``num_steps`` is 0."""
     batch_size: int = 32
     """Samples of a mini-batch."""
-    optimiser: str = "sgd"
+    optimiser: str = field(default="sgd", metadata={"words": OPTIMISERS})
     """``sgd`` or ``adamw``; always started fresh, nothing is carried over between rounds."""
     lr: float = 0.01
     """Learning rate of the first round; ``rounds.lr_decay`` changes it."""

@@ -65,6 +65,21 @@ class CoordinatorServiceStub:
                 request_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsResponse.FromString,
                 _registered_method=True)
+        self.ListAgents = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/ListAgents',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.FromString,
+                _registered_method=True)
+        self.PlanRun = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/PlanRun',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.FromString,
+                _registered_method=True)
+        self.ControlAgent = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/ControlAgent',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer:
@@ -113,6 +128,28 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAgents(self, request, context):
+        """Every agent that ever had a session, by name, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanRun(self, request, context):
+        """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+        nothing. Answered when all of them have, or when the time is up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ControlAgent(self, request, context):
+        """Label, cordon, uncordon or forget an agent, or have it measure its profiles again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +182,21 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListAggregators,
                     request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsResponse.SerializeToString,
+            ),
+            'ListAgents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAgents,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.SerializeToString,
+            ),
+            'PlanRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRun,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.SerializeToString,
+            ),
+            'ControlAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ControlAgent,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +362,87 @@ class CoordinatorService:
             '/fedel.v1.CoordinatorService/ListAggregators',
             fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsRequest.SerializeToString,
             fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAgents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/ListAgents',
+            fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/PlanRun',
+            fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ControlAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/ControlAgent',
+            fedel_dot_v1_dot_coordinator__pb2.ControlAgentRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.ControlAgentResponse.FromString,
             options,
             channel_credentials,
             insecure,

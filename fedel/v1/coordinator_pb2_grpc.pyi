@@ -45,6 +45,14 @@ class CoordinatorServiceStub:
     """Follow a run: first its current status, then every change until it ends. A status comes in one or more messages."""
     ListAggregators: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListAggregatorsRequest, _coordinator_pb2.ListAggregatorsResponse]
     """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
+    ListAgents: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListAgentsRequest, _coordinator_pb2.ListAgentsResponse]
+    """Every agent that ever had a session, by name, a page at a time."""
+    PlanRun: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PlanRunRequest, _coordinator_pb2.PlanRunResponse]
+    """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+    nothing. Answered when all of them have, or when the time is up.
+    """
+    ControlAgent: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ControlAgentRequest, _coordinator_pb2.ControlAgentResponse]
+    """Label, cordon, uncordon or forget an agent, or have it measure its profiles again."""
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
@@ -63,6 +71,14 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Follow a run: first its current status, then every change until it ends. A status comes in one or more messages."""
     ListAggregators: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListAggregatorsRequest, _coordinator_pb2.ListAggregatorsResponse]  # type: ignore[assignment]
     """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
+    ListAgents: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListAgentsRequest, _coordinator_pb2.ListAgentsResponse]  # type: ignore[assignment]
+    """Every agent that ever had a session, by name, a page at a time."""
+    PlanRun: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlanRunRequest, _coordinator_pb2.PlanRunResponse]  # type: ignore[assignment]
+    """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+    nothing. Answered when all of them have, or when the time is up.
+    """
+    ControlAgent: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ControlAgentRequest, _coordinator_pb2.ControlAgentResponse]  # type: ignore[assignment]
+    """Label, cordon, uncordon or forget an agent, or have it measure its profiles again."""
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Plans rounds, sends tasks to clients, and stores the state of every client."""
@@ -114,5 +130,31 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.ListAggregatorsResponse, _abc.Awaitable[_coordinator_pb2.ListAggregatorsResponse]]:
         """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
+
+    @_abc_1.abstractmethod
+    def ListAgents(
+        self,
+        request: _coordinator_pb2.ListAgentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ListAgentsResponse, _abc.Awaitable[_coordinator_pb2.ListAgentsResponse]]:
+        """Every agent that ever had a session, by name, a page at a time."""
+
+    @_abc_1.abstractmethod
+    def PlanRun(
+        self,
+        request: _coordinator_pb2.PlanRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.PlanRunResponse, _abc.Awaitable[_coordinator_pb2.PlanRunResponse]]:
+        """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+        nothing. Answered when all of them have, or when the time is up.
+        """
+
+    @_abc_1.abstractmethod
+    def ControlAgent(
+        self,
+        request: _coordinator_pb2.ControlAgentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ControlAgentResponse, _abc.Awaitable[_coordinator_pb2.ControlAgentResponse]]:
+        """Label, cordon, uncordon or forget an agent, or have it measure its profiles again."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

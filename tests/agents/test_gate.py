@@ -152,10 +152,10 @@ def test_texts_are_cleaned(text: str, shown: str) -> None:
     assert shown == gate.clean(text)
 
 
-@pytest.mark.parametrize("field", ["max_task_seconds", "max_runs", "max_disk_bytes"])
+@pytest.mark.parametrize("field", ["max_task_seconds", "max_prepare_seconds", "max_runs", "max_disk_bytes"])
 @pytest.mark.parametrize("value", [0, -1, math.nan])
 def test_limits_are_above_zero(field: str, value: float) -> None:
-    if field == "max_task_seconds" or value <= 0:
+    if "seconds" in field or value <= 0:
         with pytest.raises(ValueError, match="must be above 0"):
             Limits(**{field: value})  # type: ignore[arg-type]
 

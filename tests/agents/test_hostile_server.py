@@ -10,17 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import fedel_edge.agent
 import grpc
 import pytest
-from fedel_edge.gate import Limits
 from fedel_edge.transfer import retry_until_answered
 from grpc import aio
 
-from fedel.errors import ServiceError
 from fedel.job import RunConfig
 from fedel.plugins import Allowed
-from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
+from fedel.v1 import aggregator_pb2, coordinator_pb2
+from fedel.wire.protocol import PROTOCOL
 from fedel.wire.streams import REASON
 from tests.agents import trainers
 from tests.agents.stand_ins import RUN, SPEC, Aggregator, Federation, run_scenario, run_table, running, task_of
@@ -214,7 +212,7 @@ def test_many_welcomes_are_one_heartbeat(tmp_path: Path) -> None:
         async with running(fed.agent()):
             await fed.coordinator.until("hello")
             for _ in range(50):
-                fed.coordinator.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=0.01))
+                fed.coordinator.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=0.01, protocol=PROTOCOL))
             await fed.joined()
             beating = [task for task in asyncio.all_tasks() if "Session._beat" in str(task.get_coro())]
             assert 1 == len(beating)
@@ -230,86 +228,6 @@ def test_unknown_phase_does_not_end_the_agent(tmp_path: Path) -> None:
             fed.offer()
             await fed.coordinator.until("join", 2)
         assert 1 == fed.coordinator.sessions
-
-    run_scenario(tmp_path, scenario)
-
-
-def short_task(round_num: int) -> task_pb2.Task:
-    task = task_of(round_num)
-    task.work.num_steps = 1
-    return task
-
-
-LIMIT = Limits(max_task_seconds=1.0)
-
-
-def test_a_task_ends_at_the_owners_limit(tmp_path: Path) -> None:
-    async def scenario(fed: Federation) -> None:
-        async with running(fed.agent(limits=LIMIT)):
-            await fed.joined(run_table("held"))
-            fed.coordinator.push(task=short_task(0))
-            failed = await fed.coordinator.until("failed")
-            assert (0, True) == (failed.round_num, "limits.max_task_seconds = 1" in failed.message)
-            trainers.release.set()
-            fed.coordinator.push(task=short_task(1))
-            await fed.done(1)
-        assert [] == [path.name for path in tmp_path.glob("*/update-0")]
-
-    run_scenario(tmp_path, scenario)
-
-
-def test_an_upload_ends_at_the_owners_limit(tmp_path: Path) -> None:
-    async def scenario(fed: Federation) -> None:
-        fed.aggregator.permits.clear()
-        async with running(fed.agent(limits=LIMIT)):
-            await fed.joined()
-            fed.coordinator.push(task=short_task(0))
-            assert "limits.max_task_seconds = 1" in (await fed.coordinator.until("failed")).message
-            await fed.aggregator.upload_ended.wait()
-
-    run_scenario(tmp_path, scenario)
-
-
-def test_training_that_cannot_be_ended_ends_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedel_edge.agent, "STUCK_SECONDS", 0.2)
-
-    async def scenario(fed: Federation) -> None:
-        agent = fed.agent(limits=LIMIT)
-        ended = asyncio.ensure_future(agent.run())
-        await fed.joined(run_table("held"))
-        fed.coordinator.push(task=short_task(0))
-        with pytest.raises(ServiceError, match="cannot be interrupted: the agent ends"):
-            await asyncio.wait_for(ended, 20)
-        assert agent.worker.busy
-
-    run_scenario(tmp_path, scenario)
-
-
-def test_only_so_many_runs(tmp_path: Path) -> None:
-    async def scenario(fed: Federation) -> None:
-        async with running(fed.agent(limits=Limits(max_runs=1))):
-            await fed.joined()
-            offer = coordinator_pb2.RunOffer(
-                run="second",
-                config_json=run_table(),
-                model_digest=SPEC.digest,
-                shards=[coordinator_pb2.Shard(address=fed.addresses[0])],
-            )
-            fed.coordinator.push(run=offer)
-            assert "limits.max_runs = 1" in (await fed.coordinator.until("failed")).message
-            fed.coordinator.push(ended=coordinator_pb2.RunEnded(run=RUN))
-            fed.coordinator.push(run=offer)
-            await fed.coordinator.until("join", 2)
-
-    run_scenario(tmp_path, scenario)
-
-
-def test_a_model_that_is_too_large_for_the_disk(tmp_path: Path) -> None:
-    async def scenario(fed: Federation) -> None:
-        async with running(fed.agent(limits=Limits(max_disk_bytes=1000))):
-            await fed.coordinator.until("hello")
-            fed.offer()
-            assert "limits.max_disk_bytes = 1000" in (await fed.coordinator.until("failed")).message
 
     run_scenario(tmp_path, scenario)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from fedel.api.results import load
 from fedel.cli.main import main
 from fedel.models import deploy, exported
+from fedel.records import ExitTable
 from tests.models.runs import EXAMPLES, HERE, Net, pictures, simulated
 
 NAMED_PICTURES = f"{HERE}:pictures"
@@ -181,6 +184,19 @@ def test_exits(bytes_run: Path, capsys: Any) -> None:
     # Conv 3x4x3x3 + 4; exit 5 x 5 cells of 4 channels to 3 classes.
     assert 112 + 303 == rows[0]["num_parameters"] == rows[0]["num_bytes"] // 4
     assert rows[0]["ms_per_sample"] < rows[2]["ms_per_sample"]
+    stored_table = ExitTable.from_json((bytes_run / "exits.json").read_bytes())
+    assert rows == [asdict(row) for row in stored_table.exits]
+
+
+def test_a_report_that_measures_the_exits_first(bytes_run: Path, tmp_path: Path, capsys: Any) -> None:
+    (bytes_run / "exits.json").unlink(missing_ok=True)
+    assert 0 == fedel("report", bytes_run, "--out", tmp_path)
+    assert "Accuracy and time of the exits" not in (tmp_path / "report.html").read_text()
+    assert 0 == fedel("report", bytes_run, "--out", tmp_path, "--exits")
+    assert "Accuracy and time of the exits" in (tmp_path / "report.html").read_text()
+    found = load(bytes_run)
+    assert [1, 2, 3, 4] == [row.exit for row in found.exits("last").exits]
+    assert found.figure("exits")._repr_svg_().startswith("<svg")
 
 
 def test_exits_for_people(bytes_run: Path, capsys: Any) -> None:

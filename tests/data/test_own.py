@@ -271,3 +271,22 @@ def test_a_job_names_only_folders_that_the_device_allows(
                 load_data(f"folder:{path}", size=4)
     with plugins.only(plugins.Allowed(files=(str(pictures.parent),))):
         assert len(load_data(f"folder:{pictures}", size=4).train) == 16
+
+
+def test_a_module_of_ones_own_may_be_called_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But a folder of that name comes first, and a name that is neither is a folder that is missing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(DataError, match="there is no such folder"):
+        load_data("folder:numbers")
+    (tmp_path / "folder.py").write_text(
+        "import numpy as np\n\ndef numbers():\n    x, y = np.zeros((6, 4), np.float32), np.arange(6) % 2\n"
+        "    return x, y, x, y\n"
+    )
+    try:
+        assert 6 == len(load_data("folder:numbers").train)
+        (tmp_path / "numbers").mkdir()
+        with pytest.raises(DataError, match="numbers"):
+            load_data("folder:numbers")
+    finally:
+        sys.modules.pop("folder", None)

@@ -20,6 +20,7 @@ from fedel.v1.model_pb2 import Chunk
 from fedel.wire import code
 from fedel.wire.codec import profile_to_pb, report_to_pb, spec_to_pb, task_to_pb
 from fedel.wire.payload import pack
+from fedel.wire.protocol import PROTOCOL
 from fedel.wire.streams import model_header
 
 RUN = "night-1"
@@ -166,6 +167,8 @@ def session_messages(client: str = CLIENTS[0], run: str = RUN) -> list[coord.Ses
             hello=coord.Hello(
                 client=client,
                 device=coord.DeviceFacts(device_type="fake", memory_bytes=2**33, agent_version="1.0"),
+                protocol=PROTOCOL,
+                labels={"gpu": "orin"},
             )
         ),
         coord.SessionRequest(

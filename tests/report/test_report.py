@@ -9,6 +9,7 @@ import pytest
 
 from fedel.cli.main import main
 from fedel.errors import ConfigError
+from fedel.records import ExitRow, ExitTable
 from fedel.report import page, plots, runs
 from fedel.report.about import about
 from fedel.report.client_plots import groups, time_by_client
@@ -272,3 +273,40 @@ def test_a_picture_has_the_format_of_its_name(kind, start, pair, tmp_path):
 def test_a_format_without_pictures_is_a_mistake(pair, capsys):
     assert 0 != main(["report", str(pair[0].path), "--format", "pdf"])
     assert "--figures DIR" in capsys.readouterr().err
+
+
+def exits(run, accuracies=(0.2, 0.55, 0.6), milliseconds=(0.1, 0.3, 0.4)):
+    rows = [
+        ExitRow(number, f"conv{number}", accuracy, 1000 * number, 4000 * number, spent)
+        for number, (accuracy, spent) in enumerate(zip(accuracies, milliseconds, strict=True), start=1)
+    ]
+    (run.path / "exits.json").write_text(ExitTable(3, 1, "orin", tuple(rows)).to_json())
+    return runs.load(run.path)
+
+
+def test_exits_that_were_measured_have_a_picture_and_a_table(pair, tmp_path):
+    found = [exits(pair[0]), pair[1]]
+    text = page.write(found, tmp_path).read_text()
+    assert "<h2>Accuracy and time of the exits</h2>" in text
+    assert "ms per sample" in text
+    assert "the model of round 3 on orin, one sample per call" in text
+    assert "| FedEL | 2 | conv2 | 55.0 % | 2,000 | 8 | 0.3 |" in (tmp_path / "report.md").read_text()
+    svg = plots.draw(page.EXITS[2], found)
+    assert [">1<", ">2<", ">3<"] == [mark for mark in (">1<", ">2<", ">3<") if mark in svg]
+    assert "exits.svg" in {file.name for file in page.save_pictures(found, tmp_path / "figures", "svg")}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"exits": 3}', "null", '{"round":1,"batch_size":1,"machine":"","exits":[]}']
+)
+def test_damaged_exits_are_left_out(content, pair, tmp_path):
+    (pair[0].path / "exits.json").write_text(content)
+    text = page.write([runs.load(pair[0].path)], tmp_path).read_text()
+    assert "conv" not in text
+
+
+def test_exits_that_no_axis_holds_do_not_end_the_report(pair, tmp_path):
+    odd = exits(pair[0], (1e300, 0.5, 0.1), (0.0, 1e200, 1e-300))
+    assert "<h2>Exits</h2>" in page.write([odd], tmp_path).read_text()
+    nothing = exits(pair[0], (1e300,) * 3, (1e200,) * 3)
+    assert "no numbers that can be drawn" in page.write([nothing], tmp_path).read_text()

@@ -22,6 +22,8 @@ NAME = "mallory"
 OTHER = "client-0"
 HOLD_SECONDS = 2.0
 """How long it sits on what it holds, before it takes the next."""
+ANSWER_SECONDS = 60.0
+"""How long a server may take to answer, on a busy machine."""
 MANY = 20
 LONG = "x" * 900_000
 """Just below the largest message of a session."""

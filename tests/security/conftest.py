@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _every_line(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever level a process that ran in an earlier test has set."""
+    """The lines that tests here read are of this level too."""
     caplog.set_level(logging.INFO)

@@ -7,7 +7,8 @@ receipt for one of its updates would mean that it counted, so it is kept as well
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from tests.security.hostile_sessions import SessionAttacks
@@ -22,8 +23,11 @@ def _name(attack: Attack) -> str:
 
 
 class Hostile(SessionAttacks, TransferAttacks):
+    seconds = 0.0
+    """How long it was at work."""
     _all: frozenset[str] = frozenset()
     """Its attacks by name."""
+    _tasks: tuple[asyncio.Task[None], ...] = ()
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[Hostile]:
@@ -48,17 +52,22 @@ class Hostile(SessionAttacks, TransferAttacks):
         ]
         async with self._connected():
             self._all = frozenset(_name(attack) for line in lines for attack in line)
-            tasks = [asyncio.create_task(self._repeat(line)) for line in lines]
+            begin = time.monotonic()
+            self._tasks = tuple(asyncio.create_task(self._repeat(line)) for line in lines)
             try:
                 yield self
             finally:
-                ended = await _end(tasks)
+                ended = await _end(self._tasks)
+                self.seconds = time.monotonic() - begin
         for error in ended:
             if not isinstance(error, asyncio.CancelledError):
                 raise AssertionError("an attack of the test is wrong") from error
 
     def due(self) -> set[str]:
-        """What it has not done yet."""
+        """What it has not done yet; raises the error of an attack that the test itself does wrong."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
         return (self._all | ({"task"} if self._joins else set())) - self.times.keys()
 
     async def _repeat(self, attacks: list[Attack]) -> None:
@@ -69,7 +78,7 @@ class Hostile(SessionAttacks, TransferAttacks):
                 await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _end(tasks: list[asyncio.Task[None]]) -> list[BaseException | None]:
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> list[BaseException | None]:
     """Cancel them until they are over: ``wait_for`` of Python 3.11 forgets a cancellation that comes in the
     moment in which what it waits for is there, which happens on a busy machine."""
     going = set(tasks)

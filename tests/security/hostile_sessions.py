@@ -15,7 +15,8 @@ from fedel.types import Report, TimingProfile
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel.wire.codec import profile_to_pb, report_to_pb
-from tests.security.attacker import HOLD_SECONDS, LONG, NAME, ODD, OTHER, Attacker
+from fedel.wire.protocol import PROTOCOL
+from tests.security.attacker import ANSWER_SECONDS, HOLD_SECONDS, LONG, NAME, ODD, OTHER, Attacker
 from tests.strategies.fakes import profile
 
 
@@ -25,7 +26,7 @@ class SessionAttacks(Attacker):
         call = self._sessions.Session()
         try:
             device = pb.DeviceFacts(device_type=device_type)
-            await call.write(pb.SessionRequest(hello=pb.Hello(client=NAME, device=device)))
+            await call.write(pb.SessionRequest(hello=pb.Hello(client=NAME, device=device, protocol=PROTOCOL)))
             yield call
         finally:
             call.cancel()
@@ -58,7 +59,7 @@ class SessionAttacks(Attacker):
                 await call.write(join)
             refused = 0
             while refused < len(joins):
-                message = await asyncio.wait_for(call.read(), HOLD_SECONDS)
+                message = await asyncio.wait_for(call.read(), ANSWER_SECONDS)
                 refused += message.HasField("refused")
 
     async def member(self) -> None:
@@ -129,6 +130,10 @@ class SessionAttacks(Attacker):
             pb.Hello(client=NAME, device=device),
             pb.Hello(client=NAME, device=pb.DeviceFacts(device_type=ODD)),
             pb.Hello(client=NAME, device=pb.DeviceFacts(agent_version=LONG)),
+            pb.Hello(client=NAME, protocol=-5),
+            pb.Hello(client=NAME, protocol=2**31 - 1),
+            pb.Hello(client=NAME, protocol=PROTOCOL, labels={ODD: LONG}),
+            pb.Hello(client=NAME, protocol=PROTOCOL, labels={str(n): "x" for n in range(10_000)}),
         ]
         for first in (*(pb.SessionRequest(hello=hello) for hello in hellos), pb.SessionRequest()):
             call = self._sessions.Session()
@@ -157,11 +162,10 @@ class SessionAttacks(Attacker):
             await call.write(pb.SessionRequest(failed=pb.TaskFailed(run=self._run, round_num=-1, message=ODD)))
 
     async def flood(self) -> None:
+        """Until the server ends it: it counts by the second, so no number is enough on every machine."""
         async with self._session() as call:
-            for _ in range(700):
+            while True:
                 await call.write(pb.SessionRequest(heartbeat=pb.Heartbeat()))
-            while await call.read() is not aio.EOF:
-                pass
 
     async def unread(self) -> None:
         """Messages whose answers it never reads."""

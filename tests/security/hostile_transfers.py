@@ -20,7 +20,7 @@ from fedel.v1.enrolment_pb2_grpc import EnrolmentServiceStub
 from fedel.wire.codec import report_to_pb
 from fedel.wire.payload import Payload, pack
 from fedel.wire.streams import fetch_model
-from tests.security.attacker import HOLD_SECONDS, LONG, MANY, NAME, ODD, OTHER, Attacker
+from tests.security.attacker import ANSWER_SECONDS, HOLD_SECONDS, LONG, MANY, NAME, ODD, OTHER, Attacker
 from tests.strategies.fakes import initial_model
 
 
@@ -86,7 +86,7 @@ class TransferAttacks(Attacker):
                 self.receipts.append(what)
 
         try:
-            await asyncio.wait_for(send(), 10 * HOLD_SECONDS)
+            await asyncio.wait_for(send(), ANSWER_SECONDS)
         finally:
             call.cancel()
 
@@ -140,7 +140,7 @@ class TransferAttacks(Attacker):
                 pass
 
         try:
-            await asyncio.wait_for(send(), 10 * HOLD_SECONDS)
+            await asyncio.wait_for(send(), ANSWER_SECONDS)
         finally:
             call.cancel()
 

@@ -20,6 +20,7 @@ from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
+from fedel.wire.protocol import PROTOCOL
 from tests.federation.support import until
 from tests.security.support import Pki, Servers, refusal, servers
 from tests.services.coordinator.support import asynchronous
@@ -256,7 +257,9 @@ async def test_an_open_stream_ends_when_its_certificate_is_revoked(
     async with servers(tmp_path, pki) as made:
         async with connect(made.coordinator_address, pki.tls("agent", "a")) as channel:
             call = CoordinatorServiceStub(channel).Session()
-            await call.write(coordinator_pb2.SessionRequest(hello=coordinator_pb2.Hello(client="a")))
+            await call.write(
+                coordinator_pb2.SessionRequest(hello=coordinator_pb2.Hello(client="a", protocol=PROTOCOL))
+            )
             assert "welcome" == (await call.read()).WhichOneof("kind")
             assert 1 == made.coordinator.sessions.num_sessions
             pki.authority.revoke(Identity("agent", "a"))

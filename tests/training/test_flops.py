@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fedel.core.timing import block_seconds, full_step
+from fedel.errors import ProfileError
 from fedel.models import registry
+from fedel.models.custom import as_model
 from fedel.training.flops import SECONDS, flops_profile
 from fedel.training.profile_io import check_profile
 
@@ -57,3 +60,20 @@ def test_attention_is_paid_on_the_way_through(mode: str) -> None:
     if mode == "unshared":
         through = sum(t.grad_seconds for t in profile.tensors if t.block == 2)
         assert through > kernels * 0.9 + 2 * attention * 0.99
+
+
+class Heard(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(5, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heard: Tensor = self.lstm(x)[0]
+        return heard[:, -1]
+
+
+def test_a_layer_that_cannot_be_counted_is_named() -> None:
+    model = as_model(nn.Sequential(Heard(), nn.Linear(8, 4)), "own", torch.zeros(2, 7, 5))
+    said = r"cannot count LSTM '\S+\.lstm', which holds the tensor '\S+weight_ih_l0'.*set base to 'measured'"
+    with pytest.raises(ProfileError, match=said):
+        flops_profile(model, torch.zeros(2, 7, 5), batch_size=4)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 import fedel
 from fedel.errors import FedelError, ServiceError
-from fedel.roles.gate import MAX_NAME, clean
+from fedel.roles.gate import MAX_NAME, clean, clean_lines
 from fedel.roles.recorder import counted_seconds
 from fedel.telemetry import AgentMetrics
 from fedel.v1 import coordinator_pb2, task_pb2
@@ -24,6 +25,7 @@ from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import Dialer
 from fedel.wire.codec import speed_from_pb
+from fedel.wire.protocol import PROTOCOL
 from fedel.wire.streams import reason_of
 from fedel_edge import agent_state as decided
 from fedel_edge import device
@@ -159,7 +161,9 @@ class Agent:
             memory_bytes=self._facts.memory_bytes,
             agent_version=fedel.__version__,
         )
-        return coordinator_pb2.Hello(client=self.config.client, device=facts)
+        return coordinator_pb2.Hello(
+            client=self.config.client, device=facts, protocol=PROTOCOL, labels=self.config.labels
+        )
 
     def _send(self, message: SessionRequest) -> None:
         if self._session is not None:
@@ -205,6 +209,8 @@ class Agent:
                 # In the worker, behind a training that was given up and still writes there.
                 case decided.DropUpdates(run, up_to):
                     self._spawn(self.worker.run(partial(run.folder.outbox.drop, up_to)))
+                case decided.Measure(run):
+                    self._spawn(self._profile_again(run, 0.0, asked=True))
                 case decided.RemoveFolder(run):
                     self._spawn(self._remove(run))
 
@@ -237,7 +243,7 @@ class Agent:
                 taken = await self._code_desk.take(offer, self._dialer, self.config.coordinator)
                 self._use_code(offer.run, taken)
                 code = taken.code if taken else None
-                run = await self.worker.run(partial(prepare, offer, self.config, in_use, code))
+                run = await self._within_limit(partial(prepare, offer, self.config, in_use, code))
                 if taken is not None:
                     await self.worker.run(partial(run.folder.keep_code, taken.stored))
             except Exception as error:
@@ -245,6 +251,28 @@ class Agent:
                 self._carry_out(self._state.not_prepared(offer, self._failure(offer.run, -1, error)))
             else:
                 self._carry_out(self._state.prepared(run))
+
+    async def _within_limit(self, build: Callable[[], JoinedRun]) -> JoinedRun:
+        """Build a run in the worker; the time counts from when the worker begins with it."""
+        loop, limit = asyncio.get_running_loop(), self.config.limits.max_prepare_seconds
+        begun = asyncio.Event()
+
+        def work() -> JoinedRun:
+            loop.call_soon_threadsafe(begun.set)
+            return build()
+
+        building = self.worker.run(work)
+        await begun.wait()
+        done, _ = await asyncio.wait({building}, timeout=limit)
+        if not done:
+            building.cancel()
+            self._spawn(self._free(self.worker))
+            raise ServiceError(
+                "preparing the run (code, data, measuring a profile) took longer than"
+                f" limits.max_prepare_seconds = {limit:g} of this device: given up; raise the limit there, or"
+                " give the device a profile"
+            )
+        return building.result()
 
     def _join(self, run: JoinedRun, shards: Sequence[coordinator_pb2.Shard]) -> None:
         try:
@@ -310,7 +338,7 @@ class Agent:
             await asyncio.wait_for(worker.run(lambda: None), STUCK_SECONDS)
         except asyncio.TimeoutError:
             raise ServiceError(
-                f"a training or test that was given up still runs after {STUCK_SECONDS:g} s and cannot be"
+                f"what was given up still runs after {STUCK_SECONDS:g} s and cannot be"
                 " interrupted: the agent ends; its service manager starts it again"
             ) from None
 
@@ -332,17 +360,22 @@ class Agent:
             self._spawn(self._profile_again(task_run.run, round_seconds))
         return SessionRequest(done=done)
 
-    async def _profile_again(self, run: JoinedRun, round_seconds: float) -> None:
-        """Measure once there is nothing else to do; the coordinator learns the new profile by another join."""
+    async def _profile_again(self, run: JoinedRun, round_seconds: float, *, asked: bool = False) -> None:
+        """Measure once there is nothing else to do; the coordinator learns the new profile by another join.
+
+        Where an operator ``asked`` for it, this waits for as long as the run lasts.
+        """
         seconds = max(IDLE_SECONDS, IDLE_ROUNDS * round_seconds)
-        if not await is_idle(seconds, lambda: bool(self._task_runs), self.counts.total):
-            return  # the next task in which the device is off asks again
+        while not await is_idle(seconds, lambda: bool(self._task_runs), self.counts.total):
+            if not asked or not self._state.takes_part(run):
+                return  # where nobody asked, the next task in which the device is off does
+        run.is_asked_to_measure = False
         async with self._turn:
             before = run.trainer.profile
             if not await self.worker.run(run.trainer.profile_again):
                 return
-            if run.drift.measured(before, run.trainer.profile):
-                _log.info("measured the timing profile again: this device has changed", extra={"run": run.name})
+            if run.drift.measured(before, run.trainer.profile) or asked:
+                _log.info("measured the timing profile again", extra={"run": run.name})
                 self._send(SessionRequest(join=run.join(self.config.slowdown)))
 
     async def _evaluate(self, task: coordinator_pb2.EvaluationTask, task_run: TaskRun) -> SessionRequest:
@@ -372,7 +405,11 @@ class Agent:
         foreseen = isinstance(error, aio.AioRpcError | FedelError)
         message = clean(message)
         _log.error("%s", message, exc_info=None if foreseen else error, extra=self._about(run, round_num))
-        failed = coordinator_pb2.TaskFailed(run=run, round_num=round_num, message=message)
+        # What a server answered says all; of anything else, the operator can see where it happened.
+        trace = "" if isinstance(error, aio.AioRpcError) else "".join(traceback.format_exception(error))
+        failed = coordinator_pb2.TaskFailed(
+            run=run, round_num=round_num, message=message, trace=clean_lines(trace)
+        )
         return SessionRequest(failed=failed)
 
 

@@ -88,7 +88,14 @@ class RemoveFolder:
     run: JoinedRun
 
 
-Effect: TypeAlias = Send | Prepare | Join | Start | GiveUp | DropUpdates | RemoveFolder
+@dataclass(frozen=True)
+class Measure:
+    """Measure the timing profile of the run again, once the device is idle."""
+
+    run: JoinedRun
+
+
+Effect: TypeAlias = Send | Prepare | Join | Start | GiveUp | DropUpdates | RemoveFolder | Measure
 
 
 class AgentState:
@@ -123,6 +130,8 @@ class AgentState:
             return self._secure(message.group)
         if kind == "unmask":
             return self._secure(message.unmask)
+        if kind == "profile":
+            return self._profile()
         return []
 
     @property
@@ -240,6 +249,16 @@ class AgentState:
         if task is not None and task.number <= over:
             effects.append(GiveUp(self._tasks.pop(closed.run)))
         return [*effects, DropUpdates(run, over)]
+
+    def _profile(self) -> list[Effect]:
+        """However often it is asked, each profile is measured once."""
+        runs = [run for run in self._runs.values() if not run.is_asked_to_measure]
+        for run in runs:
+            run.is_asked_to_measure = True
+        return [Measure(run) for run in runs]
+
+    def takes_part(self, run: JoinedRun) -> bool:
+        return self._runs.get(run.name) is run
 
     def _ended(self, name: str) -> list[Effect]:
         run, given_up = self._runs.get(name), self._forget(name)

@@ -21,7 +21,7 @@ from fedel.roles.gate import (
     objection_to_name,
     objection_to_numbers,
 )
-from fedel.types import LocalWork, ModelSpec, Speed, Trainer
+from fedel.types import OPTIMISERS, LocalWork, ModelSpec, Speed, Trainer
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel.wire.codec import speed_from_pb, work_from_pb
@@ -42,14 +42,19 @@ class Limits:
 
     max_task_seconds: float = 86_400.0
     """A task that would take longer is declined; one that does take longer is given up."""
+    max_prepare_seconds: float = 3_600.0
+    """Preparing a run (its code, its data, measuring a profile) is given up after this time."""
     max_runs: int = 16
     """Runs that this device takes part in at the same time, and whose files it keeps."""
     max_disk_bytes: int = 20_000_000_000
     """All files of runs together."""
 
     def __post_init__(self) -> None:
-        if not self.max_task_seconds > 0 or self.max_runs < 1 or self.max_disk_bytes < 1:
-            raise ValueError("max_task_seconds, max_runs and max_disk_bytes must be above 0")
+        numbers = self.max_task_seconds, self.max_prepare_seconds, self.max_runs, self.max_disk_bytes
+        if not all(number > 0 for number in numbers):
+            raise ValueError(
+                "max_task_seconds, max_prepare_seconds, max_runs and max_disk_bytes must be above 0"
+            )
 
 
 def objection_to_offer(offer: pb.RunOffer) -> str:
@@ -72,7 +77,7 @@ def objection_to_job(job: RunConfig) -> str:
 
 
 def objection_to_work(work: LocalWork) -> str:
-    if work.optimiser not in ("sgd", "adamw"):
+    if work.optimiser not in OPTIMISERS:
         return f"the optimiser is '{clean(work.optimiser, 20)}', which is neither sgd nor adamw"
     return (
         objection_to_numbers({"batch_size": work.batch_size}, MAX_BATCH, least=1)

@@ -60,6 +60,8 @@ class JoinedRun:
     """A context in which the run's names are found: in this device's code, and in what came with the job."""
     downloading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by a download: a training and a test of one version do not fetch it twice."""
+    is_asked_to_measure: bool = False
+    """An operator wants its timing profile measured again."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def use_shards(self, shards: tuple[Shard, ...]) -> None:

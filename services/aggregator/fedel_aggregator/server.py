@@ -35,7 +35,7 @@ SERVICE = aggregator_pb2.DESCRIPTOR.services_by_name["AggregatorService"].full_n
 @asynccontextmanager
 async def serve(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregator]]:
     """Run an aggregator until the context ends, then stop it gracefully; gives its address once it is ready."""
-    with _lock(config.data_dir):
+    with lock_folder(config.data_dir):
         registry = new_registry("aggregator")
         server = Server([SERVICE], config.tls, registry, STATUSES)
         aggregator = Aggregator(config, registry)
@@ -60,7 +60,7 @@ async def serve(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregator
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Two processes that write one journal would destroy it. The lock ends with its process."""
     _keep_private(folder)
     with os.fdopen(open_private(folder / "lock"), "w") as file:

@@ -30,6 +30,7 @@ from fedel_services.errors import refuse as refuse
 from fedel_services.first_messages import FirstMessages
 from fedel_services.guard import Gatekeeper, Guard, SecretGuard
 from fedel_services.health import Health
+from fedel_services.request_ids import RequestIds
 from fedel_services.revocation_list import Fetcher
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Server:
             guards.append(SecretGuard(self.keeper, tls.secret))
         self._fetching: asyncio.Task[None] | None = None
         self.grpc = aio.server(
-            interceptors=[*guards, ErrorStatuses(statuses), FirstMessages()],
+            interceptors=[RequestIds(), *guards, ErrorStatuses(statuses), FirstMessages()],
             # As a table: of two equal options gRPC would take the first.
             options=[*{**dict(SERVER_OPTIONS), **dict(options)}.items()],
         )

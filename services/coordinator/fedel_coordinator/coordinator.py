@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from typing import Protocol
 
 import grpc
 from grpc import aio
@@ -29,19 +30,28 @@ from fedel.types import ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.errors import ModelMissing, NameTaken
+from fedel_coordinator.fleet import Fleet
 from fedel_coordinator.job_code import code_of, drop_unused
+from fedel_coordinator.messages import Message
 from fedel_coordinator.persistence import spec_from_json, spec_to_json
 from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.run_services import RunServices, steady_clock
 from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
-from fedel_coordinator.sessions import SessionLimits, Sessions
+from fedel_coordinator.sessions import Session, SessionLimits, Sessions
 from fedel_coordinator.shards import Shards, StoppedWaiting
 from fedel_coordinator.store import RunRow, Store
+from fedel_coordinator.traces import traces_to
 
 log = logging.getLogger(__name__)
 MAX_ENDED_AGAIN = 100
 """Newest runs that the aggregators are told at the start are over."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class DryOffer(Protocol):
+    """Takes what agents say about an offer of a run that is never created."""
+
+    def receive(self, session: Session, message: Message) -> None: ...
 
 
 class Coordinator:
@@ -62,18 +72,33 @@ class Coordinator:
         self.metrics = metrics or CoordinatorMetrics(CollectorRegistry())
         limits = SessionLimits(config.max_messages_per_second, config.max_refused_messages)
         self.sessions = Sessions(config.silent_seconds, monotonic, limits)
+        self.fleet = Fleet(store, self.sessions, self.clock, config.max_agents)
         self.runs: dict[str, CoordinatorRun] = {}
         """The runs that this process drives or has driven."""
         self.drives: dict[str, asyncio.Task[None]] = {}
+        self.dry_runs: dict[str, DryOffer] = {}
+        """Offers of runs that are never created (``dry_run.py``)."""
         self.stopping = False
+        self.traces = traces_to(config.traces)
         self._services = RunServices(
-            store, self.sessions, shards, self.metrics, self.clock, config, config.runs_dir
+            store,
+            self.sessions,
+            shards,
+            self.metrics,
+            self.clock,
+            config,
+            self.fleet,
+            config.runs_dir,
+            self.traces,
         )
         self._pulse: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go on with every run that has not ended."""
+        await self.fleet.load()
+        self._keeping = asyncio.create_task(self.fleet.keep(), name="fleet")
         self._pulse = asyncio.create_task(self._beat(), name="pulse")
         rows = await asyncio.to_thread(self.store.runs)
         if not rows:
@@ -98,12 +123,14 @@ class Coordinator:
                 why = f"{error}; after that, start the coordinator again, and {TRIES_AGAIN}"
                 await asyncio.to_thread(self.store.set_phase, row.name, HELD, why)
             else:
+                for client in run.state.members:
+                    await run.settle_member(client)
                 await self._start_run(run)
 
     async def stop(self) -> None:
         """Stop driving. Agents receive no end of their run: it goes on at the next start."""
         self.stopping = True
-        for waiting in (self._pulse, self._ending):
+        for waiting in (self._pulse, self._ending, self._keeping):
             if waiting is not None:
                 waiting.cancel()
         for task in self.drives.values():
@@ -113,11 +140,16 @@ class Coordinator:
         for run in self.runs.values():
             await run.stop()
             run.change.notify()
+        self.fleet.note_seen()
+        await self.fleet.flush()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
 
     async def _beat(self) -> None:
         """So that the sessions notice when this process did not run."""
         while True:
             self.sessions.pulse()
+            self.fleet.look_for_silence()
             await asyncio.sleep(self.config.silent_seconds / 6)
 
     async def _end_again(self, runs: list[str]) -> None:
@@ -149,7 +181,7 @@ class Coordinator:
         """A new run, or the run of this name if it is the same; that one may have ended."""
         code = await asyncio.to_thread(code_of, self.store, f"new {name}", config_json)
         with plugins.only(self.config.code, code), closing(code) if code else nullcontext():
-            config = _checked(name, config_json, spec)
+            config = checked(name, config_json, spec)
         row = RunRow(
             name=name,
             config_json=json.dumps(config.table()),
@@ -164,7 +196,9 @@ class Coordinator:
             if await asyncio.to_thread(self.store.create_run, row):
                 run = await CoordinatorRun.load(row, self._services)
                 await self._start_run(run)
-                self.sessions.push_all(self.offer(run))
+                offer = self.offer(run)
+                for client in filter(run.allows, self.sessions.clients):
+                    self.sessions.push_to(client, offer)
                 return LiveRun(run)
             known = await asyncio.to_thread(self.store.run, name)
         assert known is not None
@@ -178,23 +212,35 @@ class Coordinator:
 
     def offer(self, run: CoordinatorRun) -> pb.SessionResponse:
         """What an agent needs to prepare for a run."""
+        return self.offer_of(run.name, run.row.config_json, run.spec, repr(run.row.created_at))
+
+    def offer_of(self, name: str, config_json: str, spec: ModelSpec, instance: str) -> pb.SessionResponse:
         addresses = self.config.reachable
-        parts = assign(run.spec, len(addresses)) if len(addresses) > 1 else [[]]
+        parts = assign(spec, len(addresses)) if len(addresses) > 1 else [[]]
         return pb.SessionResponse(
             run=pb.RunOffer(
-                run=run.name,
-                config_json=run.row.config_json,
-                model_digest=run.spec.digest,
+                run=name,
+                config_json=config_json,
+                model_digest=spec.digest,
                 shards=[
                     pb.Shard(address=address, tensors=names)
                     for address, names in zip(addresses, parts, strict=True)
                 ],
-                instance=repr(run.row.created_at),
+                instance=instance,
             )
         )
 
-    def offers(self) -> list[pb.SessionResponse]:
-        return [self.offer(run) for run in self.runs.values() if not run.ended]
+    def offers(self, client: str) -> list[pb.SessionResponse]:
+        """The runs that the client may join, or in which it has still something to do."""
+        runs = [run for run in self.runs.values() if not run.ended]
+        return [self.offer(run) for run in runs if run.allows(client) or client in run.state.working]
+
+    async def settle_agent(self, client: str) -> None:
+        """Its labels changed, or it was cordoned: it leaves runs that it is not for, and may join others."""
+        for run in [run for run in self.runs.values() if not run.ended]:
+            await run.settle_member(client)
+            if run.allows(client) and run.name not in self.sessions.joined(client):
+                self.sessions.push_to(client, self.offer(run))
 
     async def shown_runs(self) -> list[ShownRun]:
         """All runs, newest first."""
@@ -242,7 +288,7 @@ class Coordinator:
                 )
 
 
-def _checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
+def checked(name: str, config_json: str, spec: ModelSpec) -> RunConfig:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"run name {name!r}: use letters, digits, dots, dashes and underscores, at most 100")
     try:

@@ -187,6 +187,14 @@ def member_of(client: str, device: Device, join: pb.Join) -> Member:
     return Member(client, join.num_samples, profile, *about)
 
 
+def failure_of(message: Message) -> tuple[int, str, str]:
+    """The round, what happened and where, as a task that failed or was declined says it."""
+    if isinstance(message, pb.TaskFailed):
+        return message.round_num, message.message, message.trace
+    assert isinstance(message, pb.TaskAnswer)
+    return message.round_num, f"declined: {message.reason}", ""
+
+
 def _result(done: pb.TaskDone) -> TaskResult:
     phases, device = done.phases, done.device
     measured = {field.name: value for field, value in device.ListFields()}

@@ -11,6 +11,7 @@ from fedel.roles.planner import RoundPlanner
 from fedel.telemetry import CoordinatorMetrics
 from fedel_coordinator.run_directory import RunDirectory
 from fedel_coordinator.store import RunRow, Store
+from fedel_coordinator.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,11 @@ class RecordKeeper:
         metrics: CoordinatorMetrics,
         directory: RunDirectory | None,
         show: Callable[[str], None],
+        traces: Traces | None = None,
     ) -> None:
         self.directory = directory
         self._row, self._planner, self._store, self._metrics = row, planner, store, metrics
-        self._show = show
+        self._show, self._traces = show, traces
 
     async def close(self, record: RoundRecord) -> None:
         """A round is closed."""
@@ -43,8 +45,16 @@ class RecordKeeper:
         except Exception as error:
             log.exception("round %d could not be counted in the metrics", record.round, extra=fields)
             trouble = f"round {record.round + 1} is not in the metrics: {type(error).__name__}: {error}"
+        await self._trace(record)
         trouble = await self.write(lambda directory: directory.append(record.to_json())) or trouble
         self._show(trouble or over_budget(record))
+
+    async def _trace(self, record: RoundRecord) -> None:
+        if self._traces is not None:
+            try:
+                await asyncio.to_thread(self._traces.round_closed, self._row.name, record)
+            except Exception:
+                log.exception("round %d has no trace", record.round, extra={"run": self._row.name})
 
     def _count(self, record: RoundRecord) -> None:
         name = self._row.name

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from fedel import plugins
+from fedel import plugins, request_id
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.job_code import JobCode
@@ -16,9 +16,9 @@ from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.gate import clean
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState, TaskResult
+from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState
+from fedel.selectors import Selector
 from fedel.serialisation import from_json
-from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.retry import Backoff, retrying
 from fedel.wire.secure_codec import opened_to_pb
 from fedel_coordinator import messages, persistence
@@ -27,9 +27,10 @@ from fedel_coordinator.change_signal import ChangeSignal, wait_for_event
 from fedel_coordinator.errors import RunEnded
 from fedel_coordinator.job_code import code_of
 from fedel_coordinator.record_keeping import RecordKeeper
+from fedel_coordinator.run_members import RunMembers
 from fedel_coordinator.run_services import RunServices
-from fedel_coordinator.sessions import Device, Session
-from fedel_coordinator.shards import OutageHandler, StoppedWaiting
+from fedel_coordinator.sessions import Device
+from fedel_coordinator.shards import OtherRound, OutageHandler, StoppedWaiting
 from fedel_coordinator.store import RunRow, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ HEAVY = (ev.Tick, ev.Committed)
 """Events that may plan a round or make a record: decided in a thread, because other runs must not wait."""
 
 
-class CoordinatorRun:
+class CoordinatorRun(RunMembers):
     """One run of this process. ``state`` changes only in ``_apply``, under the lock."""
 
     def __init__(
@@ -51,6 +52,7 @@ class CoordinatorRun:
         self.services = services
         self.config = RunConfig.parse(from_config(row), f"run '{row.name}'")
         self.spec = persistence.spec_from_json(row.spec_json)
+        self.selector = Selector.parse(self.config.clients)
         with plugins.only(services.limits.code, code):
             self.engine = RoundEngine(RoundPlanner(self.config, self.spec), relays=True)
         self.state: RunState = stored.state
@@ -66,6 +68,7 @@ class CoordinatorRun:
             services.metrics,
             services.directory(row.name),
             lambda notice: self._show("records", notice),
+            services.traces,
         )
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
@@ -181,6 +184,8 @@ class CoordinatorRun:
 
     def _reason(self, error: Exception) -> str:
         """An error as the reason of a pause."""
+        if isinstance(error, OtherRound):
+            return str(error)
         told = str(error) if isinstance(error, FedelError) else f"{type(error).__name__}: {error}; see the log"
         return clean(f"round {self.state.handover.round_num + 1}: {told}")
 
@@ -217,72 +222,6 @@ class CoordinatorRun:
             await self.apply(ev.Controlled(action))
         except ServiceError as error:
             raise RunEnded(f"run '{self.name}': {error}") from None
-
-    async def receive(self, session: Session, message: messages.Message) -> None:
-        """A message of an agent about this run. What does not pass the gate is counted and logged."""
-        client, fields = session.client, self.log_fields | {"client": session.client}
-        if isinstance(message, pb.Join) and self.ended:
-            return session.push(messages.ended_message(self.name, self.state.phase))
-        if objection := self._objection(session, message):
-            is_join = isinstance(message, pb.Join)
-            self._refuse(client, messages.KINDS.get(type(message), "secure"), objection)
-            return session.push(messages.refusal_message(self.name, objection)) if is_join else None
-        if isinstance(message, pb.TaskProgress):
-            return self._progressed(client, message)
-        event = messages.event_of(client, session.device, message, self.spec)
-        assert event is not None
-        if isinstance(event, ev.Joined):
-            return await self._join(session, event)
-        if isinstance(event, ev.Failed):
-            self.services.metrics.tasks_failed.labels(self.name).inc()
-            log.warning("%s failed: %s", client, event.message, extra=fields)
-        await self.apply(event)
-        if isinstance(event, ev.Done):
-            self._show_done(client, event.result)
-        return None
-
-    def _objection(self, session: Session, message: messages.Message) -> str:
-        members, most = self.state.members, self.services.limits.max_clients
-        if isinstance(message, pb.Join) and session.client not in members and len(members) >= most:
-            return f"the run has {most} clients, and takes no more (max_clients of the coordinator)"
-        return messages.objection_to(session.client, session.device, message, self.spec)
-
-    def _refuse(self, client: str, kind: str, reason: str) -> None:
-        self.services.metrics.refused.labels(kind).inc()
-        log.warning("refused: %s", clean(reason), extra=self.log_fields | {"client": client, "kind": kind})
-        self.services.sessions.count_refusal(client)
-
-    def _progressed(self, client: str, progress: pb.TaskProgress) -> None:
-        open_round = self.state.open
-        if open_round is not None and progress.round_num == open_round.round_num and client in open_round.tasks:
-            self._activity(client).progressed(progress)
-            self.change.notify()
-
-    def _show_done(self, client: str, result: TaskResult) -> None:
-        open_round = self.state.open
-        if open_round is not None and open_round.results.get(client) is result:
-            self._activity(client).done(result, open_round.tasks.get(client), self.engine.planner.scope)
-            self.change.notify()
-
-    async def _join(self, session: Session, event: ev.Joined) -> None:
-        client, fields = session.client, self.log_fields | {"client": session.client}
-        self.devices[client] = session.device
-        session.joined.add(self.name)
-        try:
-            await self.apply(event)
-        except StoreUnavailable:
-            session.joined.discard(self.name)
-            raise
-        self._activity(client)
-        log.info("%s joined", client, extra=fields)
-
-    async def left(self, client: str) -> None:
-        log.info("%s left", client, extra=self.log_fields | {"client": client})
-        await self.apply(ev.Left(client))
-        self._activity(client).phase = "idle"
-
-    def _activity(self, client: str) -> Activity:
-        return self.activities.setdefault(client, Activity())
 
     # Effects
 
@@ -334,6 +273,7 @@ class CoordinatorRun:
 
     async def _call(self, call: Callable[[], Awaitable[ev.Event | None]]) -> None:
         """A call to the aggregators, whose answer is an event. Calls leave in the order of their effects."""
+        request_id.ensure()
         try:
             async with self._calls:
                 event = await call()

@@ -15,9 +15,11 @@ from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from fedel.wire.codec import spec_from_pb
 from fedel.wire.watch import MAX_LETTERS, in_parts
 from fedel_coordinator import messages
+from fedel_coordinator.agent_calls import control_agent, list_agents
 from fedel_coordinator.agent_sessions import AgentSessions
 from fedel_coordinator.change_signal import wait_for_event
 from fedel_coordinator.coordinator import Coordinator
+from fedel_coordinator.dry_run import plan_run
 from fedel_coordinator.errors import AggregatorAway, NoSuchRun, Stopping
 from fedel_coordinator.run_view import ShownRun
 from fedel_coordinator.status import client_status, run_status
@@ -107,6 +109,16 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         context: Any,  # noqa: ARG002
     ) -> pb.ListAggregatorsResponse:
         return pb.ListAggregatorsResponse(addresses=self._coordinator.config.reachable)
+
+    async def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:  # noqa: ARG002
+        return list_agents(self._coordinator, request)
+
+    async def ControlAgent(self, request: pb.ControlAgentRequest, context: Any) -> pb.ControlAgentResponse:  # noqa: ARG002
+        return await control_agent(self._coordinator, request)
+
+    async def PlanRun(self, request: pb.PlanRunRequest, context: Any) -> pb.PlanRunResponse:  # noqa: ARG002
+        spec = spec_from_pb(request.spec)
+        return pb.PlanRunResponse(plan_json=await plan_run(self._coordinator, request, spec))
 
     async def _find(self, name: str) -> ShownRun:
         """The run; without a name the newest."""

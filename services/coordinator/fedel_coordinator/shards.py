@@ -13,6 +13,7 @@ import grpc
 from grpc import aio
 
 from fedel.errors import ServiceError
+from fedel.roles.aggregator import HERE
 from fedel.roles.events import Committed
 from fedel.roles.gate import DIVERGED, clean
 from fedel.security.tls import Tls
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-LONGEST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 2.0
 """Between two tries: a run must go on soon after its aggregator is back."""
 
 
@@ -43,6 +44,10 @@ END_TRIES = 5
 
 class StoppedWaiting(Exception):
     """The run was stopped while an aggregator could not be reached."""
+
+
+class OtherRound(ServiceError):
+    """An aggregator is at a round at which it cannot be: it or the database was lost, or restored alone."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Shards:
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
         self.addresses = tuple(addresses)
-        self._dialer = Dialer(tls)
+        self._dialer = Dialer(tls, near=True)
         for address in addresses:
             self._dialer.tls.check(address)
 
@@ -167,6 +172,8 @@ class Shards:
         try:
             answer = await retrying(lambda: call(shard), retried=passes, on_failure=on_failure, backoff=backoff)
         except aio.AioRpcError as error:
+            if reason_of(error) == "other_round":
+                raise OtherRound(clean(describe(error).replace(HERE, f"aggregator {address}", 1))) from error
             raise ServiceError(refusal(address, error)) from error
         if backoff.failures:
             outages.show("")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from fedel.errors import ServiceError
 from fedel.roles.run_state import CLOSED, COMMITTED, SEALED
 from fedel_coordinator.migrations import migrate
 from fedel_coordinator.store import (
+    AgentRow,
     ClientRow,
     CodeRow,
     ReportRow,
@@ -26,7 +27,7 @@ from fedel_coordinator.store import (
     StoreUnavailable,
 )
 
-Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow, CodeRow)
+Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow, AgentRow, CodeRow)
 LOCKED_SECONDS = 30
 """How long to wait for another process that writes to the same SQLite file."""
 
@@ -51,6 +52,7 @@ clients = _table("clients", ClientRow, "run", "client")
 rounds = _table("rounds", RoundRow, "run", "round_num")
 reports = _table("reports", ReportRow, "run", "round_num", "client")
 codes = _table("codes", CodeRow, "sha256")
+agents = _table("agents", AgentRow, "name")
 
 
 class SqlStore:
@@ -58,7 +60,7 @@ class SqlStore:
 
     def __init__(self, url: str) -> None:
         try:
-            self._engine = _engine(url)
+            self._engine = new_engine(url)
         except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
             raise ServiceError(
                 f"database_url: {error}; write sqlite:///file or postgresql+psycopg://user@host/name"
@@ -165,6 +167,19 @@ class SqlStore:
             for sha256 in set(old) - set(keep):
                 connection.execute(sa.delete(codes).where(codes.c.sha256 == sha256))
 
+    def put_agents(self, rows: Sequence[AgentRow]) -> None:
+        statement = self._insert(agents)
+        changed = {column.name: statement.excluded[column.name] for column in agents.columns}
+        statement = statement.on_conflict_do_update(index_elements=[agents.c.name], set_=changed)
+        with self._writing() as connection:
+            connection.execute(statement, [asdict(row) for row in rows])
+
+    def delete_agents(self, names: Sequence[str]) -> None:
+        self._execute(sa.delete(agents).where(agents.c.name.in_(names)))
+
+    def agents(self) -> list[AgentRow]:
+        return self._all(AgentRow, sa.select(agents))
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -231,7 +246,7 @@ def _round(run: str, round_num: int) -> sa.Update:
     return sa.update(rounds).where(rounds.c.run == run, rounds.c.round_num == round_num)
 
 
-def _engine(url: str) -> sa.Engine:
+def new_engine(url: str) -> sa.Engine:
     parsed = sa.make_url(url)
     if parsed.get_backend_name() == "postgresql":
         return sa.create_engine(parsed, pool_pre_ping=True)

@@ -5,7 +5,7 @@ Every method is one transaction and blocks: the service calls them in threads.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +73,35 @@ class ReportRow:
     device_json: str
     bytes_up: int
     bytes_down: int
+
+
+@dataclass(frozen=True)
+class AgentRow:
+    """What is known of an agent, whether it is here or not."""
+
+    name: str
+    device_type: str = ""
+    memory_bytes: int = 0
+    agent_version: str = ""
+    protocol: int = 0
+    labels_json: str = "{}"
+    """The device's own."""
+    operator_labels_json: str = "{}"
+    """Of two labels with one key, the operator's counts."""
+    cordoned: bool = False
+    certificate_end: float = 0.0
+    """0: it has none."""
+    last_seen: float = 0.0
+    """Not exact to the minute while the agent is connected."""
+    up_rate: float = 0.0
+    """Measured bytes per second; 0: not yet."""
+    down_rate: float = 0.0
+    error_at: float = 0.0
+    """0: it had none."""
+    error_run: str = ""
+    error_round: int = -1
+    error_message: str = ""
+    error_trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,5 +192,13 @@ class Store(Protocol):
     def drop_codes(self, keep: Collection[str], before: float) -> None:
         """Delete code that was stored before this time, but for these hashes."""
         ...
+
+    def put_agents(self, rows: Sequence[AgentRow]) -> None:
+        """Insert or replace, all in one transaction."""
+        ...
+
+    def delete_agents(self, names: Sequence[str]) -> None: ...
+
+    def agents(self) -> list[AgentRow]: ...
 
     def close(self) -> None: ...

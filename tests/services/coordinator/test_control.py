@@ -147,7 +147,7 @@ async def test_a_run_without_clients_can_be_stopped(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config())
         status = await federation.status(lambda s: bool(s.message))
-        assert "waits for 3 more clients" == status.message
+        assert "waits for 3 more clients; no agent is connected" == status.message
         await federation.control(pb.RUN_ACTION_STOP)
         assert [] == await federation.finished()
 

@@ -13,7 +13,16 @@ import sqlalchemy as sa
 from fedel_coordinator.migrations import STEPS, migrate
 from fedel_coordinator.persistence import spec_from_json
 from fedel_coordinator.sql import SqlStore, metadata
-from fedel_coordinator.store import ClientRow, CodeRow, ReportRow, RoundRow, RunRow, Store, StoreUnavailable
+from fedel_coordinator.store import (
+    AgentRow,
+    ClientRow,
+    CodeRow,
+    ReportRow,
+    RoundRow,
+    RunRow,
+    Store,
+    StoreUnavailable,
+)
 
 from fedel.chaos.postgres import fresh_database
 from fedel.errors import ConfigError, ServiceError
@@ -139,6 +148,17 @@ def test_one_report_is_kept_per_client_and_round(store: Store) -> None:
     store.put_report(replace(REPORT, bytes_up=9))
     store.put_report(replace(REPORT, round_num=1))
     assert [replace(REPORT, client="a-1"), replace(REPORT, bytes_up=9)] == store.reports("a", 0)
+
+
+def test_agents_are_written_together_and_replaced_one_by_one(store: Store) -> None:
+    rows = [AgentRow(f"jetson-{n}", labels_json='{"site": "ä"}', memory_bytes=2**40) for n in range(1500)]
+    store.put_agents(rows)
+    changed = replace(rows[7], cordoned=True, error_trace="a\nb", up_rate=1.5)
+    store.put_agents([changed])
+    found = {row.name: row for row in store.agents()}
+    assert {row.name: row for row in rows} | {changed.name: changed} == found
+    store.delete_agents([row.name for row in rows if row != rows[3]])
+    assert [rows[3]] == store.agents()
 
 
 def test_rows_of_an_unknown_run_are_refused(store: Store) -> None:

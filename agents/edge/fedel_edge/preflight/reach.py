@@ -19,7 +19,7 @@ from fedel.security.folder import Credentials
 from fedel.security.tls import host_of
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from fedel.wire.channel import with_secret
+from fedel.wire.channel import with_metadata
 from fedel.wire.clock import HEADER, Skew, skew
 from fedel_edge.preflight.findings import ENROL, Finding, bad, good, skipped
 
@@ -113,7 +113,7 @@ def _distrusted(error: ssl.SSLCertVerificationError) -> str:
 @asynccontextmanager
 async def _channel(address: str, own: Credentials | None, secret: str) -> AsyncIterator[aio.Channel]:
     if own is None:
-        channel = with_secret(aio.insecure_channel(address), secret)
+        channel = with_metadata(aio.insecure_channel(address), secret)
     else:
         channel = aio.secure_channel(address, grpc.ssl_channel_credentials(own.ca, own.key, own.cert))
     async with channel:

@@ -1,5 +1,6 @@
 // The live page: follows one run with server-sent events and draws what changed.
 
+import { Agents } from "./agents.js";
 import { lines, phases, tensorMap, windows } from "./charts.js";
 import { Table, against } from "./table.js";
 import { $, blocks, bytes, el, percent, say, seconds, signed, unitOf, windowBar } from "./text.js";
@@ -9,6 +10,7 @@ const state = { runs: [], run: "", client: "", head: null, setting: null, rounds
 let source = null, drawing = 0;
 
 const clock = () => Date.now() / 1000 + state.offset;
+const agents = new Agents(get);
 const table = new Table((client) => go({ client }));
 table.clock = clock;
 
@@ -34,6 +36,8 @@ async function loadRuns() {
   const answer = await get("/api/runs");
   Object.assign(state, { runs: answer.runs, canControl: answer.can_control, offset: answer.now - Date.now() / 1000 });
   $("empty").hidden = state.runs.length > 0;
+  agents.showWithout(state.runs);
+  if (!state.runs.length) linked("live", "live");
   $("runs").replaceChildren(...state.runs.slice(0, 50).map(runButton));
   const wanted = place().run || state.runs[0]?.run;
   if (wanted && wanted !== state.run) await openRun(wanted);

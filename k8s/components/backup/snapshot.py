@@ -30,12 +30,29 @@ def ask(method: str, path: str, body: dict[str, Any] | None = None, selector: st
     return found
 
 
+def taken(snapshots: str, names: list[str]) -> None:
+    """Wait until every snapshot can be used. The driver may fail and try again, but not for ever."""
+    ends = time.monotonic() + float(os.environ.get("WAIT_SECONDS", "1800"))
+    while names:
+        status = ask("GET", f"{snapshots}/{names[0]}").get("status") or {}
+        if status.get("readyToUse"):
+            names = names[1:]
+        elif time.monotonic() > ends:
+            why = (status.get("error") or {}).get("message", "is there a VolumeSnapshotClass for its driver?")
+            raise SystemExit(f"{names[0]} cannot be used: {why}")
+        else:
+            time.sleep(float(os.environ.get("POLL_SECONDS", "5")))
+
+
 def main() -> None:
     namespace, keep = (ACCOUNT / "namespace").read_text().strip(), int(os.environ.get("KEEP", "14"))
     snapshots = f"/apis/snapshot.storage.k8s.io/v1/namespaces/{namespace}/volumesnapshots"
     stamp = time.strftime("%Y%m%d-%H%M", time.gmtime())
-    for claim in ask("GET", f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", selector=CLAIMS)["items"]:
-        name = claim["metadata"]["name"]
+    claims = ask("GET", f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", selector=CLAIMS)["items"]
+    names = [claim["metadata"]["name"] for claim in claims]
+    if not names:
+        raise SystemExit(f"no volume claims with {CLAIMS} in {namespace}: there is nothing to back up")
+    for name in names:
         ask(
             "POST",
             snapshots,
@@ -46,11 +63,15 @@ def main() -> None:
                 "spec": {"source": {"persistentVolumeClaimName": name}},
             },
         )
+    taken(snapshots, [f"{name}-{stamp}" for name in names])
+    for name in names:
         there = ask("GET", snapshots, selector=f"{CLAIM_LABEL}={name}")["items"]
-        taken = sorted(snapshot["metadata"]["name"] for snapshot in there)
-        for old in taken[:-keep]:
-            ask("DELETE", f"{snapshots}/{old}")
-        print(f"{name}: snapshot {stamp}, {min(len(taken), keep)} kept", flush=True)
+        whole = sorted(s["metadata"]["name"] for s in there if (s.get("status") or {}).get("readyToUse"))
+        kept = whole[-keep:]
+        for old in sorted(s["metadata"]["name"] for s in there):
+            if old < kept[0]:
+                ask("DELETE", f"{snapshots}/{old}")
+        print(f"{name}: snapshot {stamp}, {len(kept)} kept", flush=True)
 
 
 if __name__ == "__main__":
