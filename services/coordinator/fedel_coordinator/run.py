@@ -15,7 +15,7 @@ from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.gate import clean
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState
+from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState, TaskResult
 from fedel.selectors import Selector
 from fedel.serialisation import from_json
 from fedel.wire.retry import Backoff, retrying
