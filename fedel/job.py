@@ -53,7 +53,8 @@ class Rounds:
     over_select: float = 1.0
     """Send tasks to this many times ``num_participants``; the round closes when enough have reported."""
     min_clients: int = 1
-    """Do not start the first round until this many clients have joined."""
+    """Do not start the first round until this many clients have joined. Later rounds go on with those that are
+    here: what every round needs is ``min_reports``."""
     min_reports: int = 1
     """A round with fewer updates at its deadline stays open."""
     deadline_factor: float = 8.0
@@ -221,6 +222,9 @@ class RunConfig:
 
     seed: int = 0
     """Everything random in the run is derived from this seed."""
+    priority: int = 0
+    """From -1000 to 1000: of the runs that wait in a coordinator's queue, the highest starts first
+    (docs/runs.md)."""
     clients: str = ""
     """Which agents of a federation take part, by their labels: ``gpu=orin,site!=lab``. All of ``key=value``,
     ``key!=value``, ``key`` and ``!key`` must hold; ``name`` and ``device`` go like labels (docs/fleet.md).
@@ -240,6 +244,8 @@ class RunConfig:
     """SHA-256 of the code that travels with the job (docs/job-code.md); ``fedel run`` fills it in."""
 
     def __post_init__(self) -> None:
+        if abs(self.priority) > 1000:
+            raise ValueError(f"priority = {self.priority}: from -1000 to 1000")
         try:
             Selector.parse(self.clients)
         except ValueError as error:

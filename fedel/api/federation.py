@@ -7,17 +7,16 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedel_coordinator.run_directory import RunDirectory
 from rich.console import Console
 
 from fedel import config, plugins
-from fedel.api import jobs
+from fedel.api import fetching, jobs
 from fedel.api.code import packed, signed
 from fedel.api.jobs import Job, JobTable, Overrides
 from fedel.api.progress import Progress, Stopped, console_of, heard, say
@@ -25,19 +24,18 @@ from fedel.api.results import Result
 from fedel.cli import user_code
 from fedel.cli.local import Federation, LocalFleet
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
-from fedel.cli.submit import CodeToSend, create, follow, save_model
+from fedel.cli.submit import CodeToSend, control, create, follow
 from fedel.data.model_input import ModelInput
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
 from fedel.job import RunConfig
 from fedel.job_code import JobCode
-from fedel.records import Origin, RoundRecord, RunResult, best_of, run_result
+from fedel.records import Origin, RoundRecord, RunResult
 from fedel.report import runs
 from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
 from fedel.simulation.job import SimulationConfig
 from fedel.strategies import build
-from fedel.strategies.base import clock_of
 from fedel.tracking import OnRound, ignore, tracked
 from fedel.types import Array, ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
@@ -58,13 +56,15 @@ def run(
     certs: str | Path = "",
     code: Sequence[str | Path] = (),
     mlflow: str = "",
+    stop_on_exit: bool = False,
     progress: Progress = True,
 ) -> Result:
     """Run a job on real servers and agents: processes of this machine, or a federation that runs already.
 
     Models, data and methods reach those processes by name only. A function or class of a module is named by
     itself; one of a notebook, and arrays, are refused: put them into a module, or use ``fedel.simulate``.
-    Ctrl-C ends the processes and with them the run; at a federation elsewhere, the run goes on.
+    Ctrl-C ends the processes and with them the run; at a federation elsewhere, the run goes on, and the same
+    call with the same name takes it up again.
 
     Args:
         job: the path of a TOML file, a table with the same keys, or a ``RunConfig``.
@@ -78,6 +78,7 @@ def run(
         certs: the folder of your certificate for it.
         code: files, folders or modules with your own model, data and method, which are sent along to it.
         mlflow: address of an MLflow server that gets every round, ``http://HOST:PORT``.
+        stop_on_exit: Ctrl-C stops the run at a federation elsewhere, after its open round.
         progress: ``True`` shows every round, ``False`` nothing, a function gets every ``RoundRecord``.
     """
     if isinstance(job, SimulationConfig):
@@ -103,11 +104,16 @@ def run(
         name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
     out = Path(out)
     directory, console = out / name, console_of(progress)
-    if directory.exists():
-        raise ConfigError(f"{directory} exists already: choose another name (--name, name=), or delete it")
+    _check_folder(directory, parsed if coordinator else None)
     fleet_size = 0 if coordinator else len(fleet.slowdowns)
     if fleet_size and (too_many := more_than_there_are(parsed.rounds.num_participants, fleet_size)):
         say(console, too_many, "yellow")
+    if fleet_size and parsed.rounds.min_reports > fleet_size:
+        raise ConfigError(
+            f"{made.where}: rounds.min_reports = {parsed.rounds.min_reports}, but [fleet] has {fleet_size}"
+            " agents: no round would ever close"
+        )
+    created = threading.Event()
     try:
         with tracked(mlflow, directory, parsed.table()) as track:
 
@@ -119,8 +125,11 @@ def run(
                 tls, attended = Tls.of_user(str(certs)), console.is_terminal
                 words = coordinator, name, parsed, directory, console, tls
                 sent = signed(bundle, parsed, tls) if bundle else None
+                following = one_run(
+                    *words, attended=attended, on_round=on_round, on_created=created.set, code=sent
+                )
                 with plugins.only(None, sent_code):
-                    status = finished(one_run(*words, attended=attended, on_round=on_round, code=sent))
+                    status = finished(following)
             else:
                 own, packages = _folders(made), user_code.packages(parsed)
                 with Federation(directory / "federation", out, fleet, own, packages) as federation:
@@ -131,15 +140,50 @@ def run(
                 with contextlib.suppress(ConfigError):
                     Result(runs.load(directory), made.objects).report()
     except KeyboardInterrupt:
-        goes_on = (
-            f"the run goes on at {coordinator}" if coordinator else f"its rounds so far are in {directory}"
-        )
-        raise Stopped(f"stopped; {goes_on}") from None
+        if not coordinator:
+            raise Stopped(f"stopped; its rounds so far are in {directory}") from None
+        tls = Tls.of_user(str(certs))
+        raise Stopped(_left(coordinator, name, created.is_set(), stop_on_exit, tls)) from None
     if status.phase != pb.RUN_PHASE_FINISHED:
-        raise ServiceError(
-            f"run '{status.run}' {PHASES.get(status.phase, '?')}: {status.message or 'no reason given'}"
-        )
+        raise ServiceError(_why_it_ended(status, directory))
     return Result(runs.load(directory), made.objects)
+
+
+def _check_folder(directory: Path, job: RunConfig | None) -> None:
+    """A run at a federation elsewhere is taken up again in its folder; one of this machine needs a new one."""
+    if (directory / "result.json").exists() or (
+        job is None and directory.exists() and any(directory.iterdir())
+    ):
+        raise ConfigError(f"{directory} exists already: choose another name (--name, name=), or delete it")
+    if job is not None:
+        fetching.check_folder(directory, job.table())
+
+
+def _left(address: str, name: str, created: bool, stop: bool, tls: Tls) -> str:
+    """What became of a run elsewhere when Ctrl-C ended the command here."""
+    if not created:
+        return (
+            f"stopped before run '{name}' was created; `fedel runs --coordinator {address}` tells what is there"
+        )
+    if not stop:
+        return f"stopped; {fetching.how_to_come_back(name, address, tls.dir)}"
+    try:
+        finished(control(address, name, pb.RUN_ACTION_STOP, tls, "its `fedel run --stop-on-exit` was left"))
+    except ServiceError as error:
+        return f"{error}\nstopped; {fetching.how_to_come_back(name, address, tls.dir)}"
+    return (
+        f"stopped; run '{name}' stops after its open round: `fedel runs fetch {name} --coordinator {address}`"
+    )
+
+
+def _why_it_ended(status: pb.RunStatus, directory: Path) -> str:
+    phase = PHASES.get(status.phase, "?")
+    said = (
+        status.message
+        if status.message.startswith(phase)
+        else f"{phase}: {status.message or 'no reason given'}"
+    )
+    return f"run '{status.run}' {said}; model so far: {directory / 'model.safetensors'}"
 
 
 def _check_names(made: JobTable) -> None:
@@ -244,6 +288,7 @@ async def one_run(
     *,
     attended: bool = False,
     on_round: OnRound = ignore,
+    on_created: Callable[[], None] = lambda: None,
     code: CodeToSend | None = None,
 ) -> pb.RunStatus:
     """Create the run, follow it to its end, and download its model.
@@ -257,6 +302,7 @@ async def one_run(
     directory.mkdir(parents=True, exist_ok=True)
     taken.save(directory)
     await create(address, name, job, spec, tensors, tls, code)
+    on_created()
     records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:
 
@@ -269,11 +315,7 @@ async def one_run(
                 raise ServiceError(f"run '{name}' paused: {status.message}")
 
         status = await follow(address, name, show, tls)
-    await save_model(address, name, directory / "model.safetensors", tls)
-    if best := best_of([RoundRecord.from_json(line) for line in records]):
-        await save_model(address, name, directory / "best.safetensors", tls, best.version)
-    if not (directory / "rounds.jsonl").exists():
-        write_directory(directory, job, spec, status, records)
+    await fetching.bring(address, status, records, directory, tls, job.table())
     if origin:
         _add_origin(directory / "result.json", origin)
     return status
@@ -298,28 +340,6 @@ def first_model(job: RunConfig) -> tuple[ModelInput, ModelSpec, dict[str, Array]
 def has_paused_itself(status: pb.RunStatus) -> bool:
     """Whether the run cannot go on before somebody mends something."""
     return status.phase == pb.RUN_PHASE_PAUSED and status.message.endswith(TRIES_AGAIN)
-
-
-def write_directory(
-    directory: Path, job: RunConfig, spec: ModelSpec, status: pb.RunStatus, records: list[str]
-) -> None:
-    """The files of the run, if the coordinator is on another machine and keeps its own copy there."""
-    strategy = build(job.strategy)
-    result = run_result(
-        name=status.run,
-        phase=PHASES[status.phase],
-        message=status.message,
-        strategy=strategy.name,
-        seed=job.seed,
-        scope=clock_of(strategy),
-        weights=[tensor.name for tensor in spec.weights],
-        records=[RoundRecord.from_json(text) for text in records],
-        wall_seconds=time.time() - status.created_at,
-        model_version=status.model_version,
-    )
-    files = RunDirectory(directory)
-    files.start(job.table(), records)
-    files.finish(result)
 
 
 def _add_origin(file: Path, origin: Origin) -> None:

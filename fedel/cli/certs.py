@@ -16,7 +16,7 @@ from typing import Any
 
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
-from fedel.security.authority import CA_DAYS, Authority
+from fedel.security.authority import CA_DAYS, DAYS, OTHER_DAYS, Authority
 from fedel.security.certificates import Facts, new_request, utc_now
 from fedel.security.folder import (
     CA,
@@ -30,7 +30,7 @@ from fedel.security.folder import (
     install,
     load,
 )
-from fedel.security.identity import AGENT, ROLES, Identity
+from fedel.security.identity import AGENT, ROLES, SERVICE, Identity
 from fedel.security.tls import CERTS_VARIABLE, Tls
 from fedel.security.tokens import Token
 from fedel.wire.channel import connect
@@ -54,6 +54,9 @@ def add_certs(parser: Parser) -> None:
     )
 
 
+DAYS_HELP = (
+    f"days that it is valid (default: authority {CA_DAYS:g}, service {DAYS[SERVICE]:g}, others {OTHER_DAYS:g})"
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "name": {"help": "name of the client, server or person"},
     "request": {"type": Path, "metavar": "FILE", "help": f"the device's {REQUEST}"},
@@ -71,7 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "folder of the authority (default: ca)",
     },
     "--dir": {"type": Path, "metavar": "DIR", "help": "folder of key and certificate (default: certs)"},
-    "--days": {"type": float, "default": 0.0, "help": "how long it is valid (default: depends on the role)"},
+    "--days": {"type": float, "default": 0.0, "help": DAYS_HELP},
     "--from": {
         "dest": "source",
         "type": Path,

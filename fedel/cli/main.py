@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGINT
         print(
             f"\nfedel {verb}: stopped before its end: another process sent {sent[0]}, perhaps because of a time"
-            " limit; start it again where it may take longer",
+            " limit; start it again where it may take longer" + (f"; {stop}" if str(stop) else ""),
             file=sys.stderr,
         )
         return 128 + signal.SIGTERM

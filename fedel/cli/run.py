@@ -38,6 +38,11 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--name", default="", help="name of the run (default: job, strategy and time)")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs (default: runs)")
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="use this federation")
+    parser.add_argument(
+        "--stop-on-exit",
+        action="store_true",
+        help="with --coordinator: Ctrl-C stops the run too",
+    )
     add_certs(parser)
     parser.add_argument(
         "--code",
@@ -63,6 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
         certs=arguments.certs,
         code=arguments.code,
         mlflow=arguments.mlflow,
+        stop_on_exit=arguments.stop_on_exit,
         progress=console,
     )
     report = found.report()

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedel.errors import ServiceError
 from fedel.roles import events as ev
 from fedel.roles.closing import ClosingTurn
 from fedel.roles.gate_session import objection_to_result
-from fedel.roles.missing import noted, overdue, waits_for, without
+from fedel.roles.missing import noted, overdue, too_few, waits_for, without
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.repeating import MISSING, SILENT
 from fedel.roles.run_state import (
-    FINISHED,
     HELD,
     MAX_COMMITTED,
     OPEN,
     PAUSED,
+    QUEUED,
     RUNNING,
     SEALED,
-    STOPPED,
     STOPPING,
     WAITING,
     Member,
@@ -119,8 +117,10 @@ class _Turn(ClosingTurn):
                 self.own_tested(event)
             case ev.Kept():
                 self.kept(event)
-            case ev.Controlled(action):
-                self._control(action)
+            case ev.Controlled():
+                self.control(event)
+            case ev.Admitted():
+                self.admit()
             case ev.CloseNow():
                 self._seal()
             case ev.Interrupted():
@@ -262,24 +262,6 @@ class _Turn(ClosingTurn):
             self._leave(event.client, event.message)
             self.set(noted(self.state, event.client, event.message))
 
-    def _control(self, action: str) -> None:
-        phase = self.state.phase
-        if action == "stop_now":
-            self.interrupt()
-        elif action == "stop":
-            self.set_phase(STOPPING, "stops after the open round; `fedel runs stop --now` gives it up")
-            if phase == HELD:
-                self.go_on()
-        elif phase == STOPPING:
-            raise ServiceError("the run is stopping: create a new run to continue training")
-        elif action == "pause" and phase != HELD:
-            self.set_phase(PAUSED, "paused by an operator; `fedel runs resume` goes on")
-        elif action == "resume" and phase in (PAUSED, HELD):
-            begun = self.state.open is not None or self.state.handover.round_num > 0
-            self.set_phase(RUNNING if begun else WAITING)
-            if phase == HELD:
-                self.go_on()
-
     def _restarted(self) -> None:
         members = {name: replace(m, connected=False, silent=False) for name, m in self.state.members.items()}
         self.set(replace(self.state, members=members, evaluation=None, own_tests=None))
@@ -323,8 +305,8 @@ class _Turn(ClosingTurn):
         state = self.state
         is_last = self.planner.is_over(state.handover)
         if is_last or state.phase == STOPPING:
-            return None if state.committed else self.end(FINISHED if is_last else STOPPED)
-        if state.phase == PAUSED or self._num_missing() > 0 or len(state.committed) >= MAX_COMMITTED:
+            return None if state.committed else self.end_in_order(is_last)
+        if state.phase in (PAUSED, QUEUED) or self._num_missing() > 0 or len(state.committed) >= MAX_COMMITTED:
             return None
         handover = state.handover
         views = believed(state.present, handover.reports, handover.speeds)
@@ -402,10 +384,12 @@ class _Turn(ClosingTurn):
             return ev.Wait()
         until = self.test_deadlines()
         why = ""
-        if open_round is None and self.state.phase != PAUSED:
+        if open_round is None and self.state.phase not in (PAUSED, QUEUED):
             why = waits_for(self._num_missing(), self.state)
         elif open_round is not None and open_round.status == OPEN:
-            why = "; ".join(filter(None, (overdue(open_round, self.min_reports), self.divergence(open_round))))
+            least = self.min_reports
+            told = overdue(open_round, least), too_few(self.state, least), self.divergence(open_round)
+            why = "; ".join(filter(None, told))
         secure = open_round.secure if open_round else None
         is_stepping = secure is not None and secure.opened is None
         if open_round is not None and (open_round.status == OPEN or is_stepping):

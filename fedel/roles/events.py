@@ -204,6 +204,14 @@ class Controlled:
     """A person wants the run to ``pause``, ``resume``, ``stop`` or ``stop_now``."""
 
     action: str
+    by: str = ""
+    """Who it is, if that is known."""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """It is the turn of a run that is queued."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +261,7 @@ Event = (
     | OwnTested
     | Kept
     | Controlled
+    | Admitted
     | CloseNow
     | Interrupted
     | Stuck

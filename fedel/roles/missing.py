@@ -68,3 +68,12 @@ def overdue(open_round: OpenRound, min_reports: int) -> str:
         return ""
     num_done = len(open_round.done)
     return f"{num_done} of {min_reports} reports at the deadline; waits for more{reasons(open_round)}"
+
+
+def too_few(state: RunState, min_reports: int) -> str:
+    """If fewer clients are here than an open round needs to close; empty if there are enough."""
+    done = state.open.done if state.open else frozenset()
+    num_here = len(done | {member.client for member in state.present})
+    if num_here >= min_reports:
+        return ""
+    return f"a round needs {min_reports} updates (rounds.min_reports), and {num_here} can come"

@@ -1,4 +1,5 @@
-"""The engine's rules for what did not work: rounds with too few updates, and runs that are held."""
+"""The engine's rules for what did not work, and for what a person wants: rounds with too few updates, and runs
+that are held, paused, resumed and stopped."""
 
 from __future__ import annotations
 
@@ -7,17 +8,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fedel.core.secure_sum import MIN_GROUP
+from fedel.errors import ServiceError
 from fedel.roles import events as ev
 from fedel.roles.gate import DIVERGED
 from fedel.roles.missing import reasons
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import (
+    FINISHED,
     HELD,
     OPEN,
+    PAUSED,
+    QUEUED,
+    RUNNING,
     SEALED,
     STOPPED,
     STOPPING,
+    STOPS,
     TRIES_AGAIN,
+    WAITING,
     OpenRound,
     RunState,
 )
@@ -138,7 +146,8 @@ class RepeatingTurn(Turn, ABC):
     def hold(self, reason: str) -> None:
         """Wait until a person resumes the run; a run that is to stop anyway stops."""
         if self.state.phase == STOPPING:
-            return self.end(STOPPED, f"stopped in round {self.state.handover.round_num + 1}: {reason}")
+            said = self._stopped(f"in round {self.state.handover.round_num + 1}")
+            return self.end(STOPPED, f"{said}: {reason}")
         return self.set_phase(HELD, f"{reason}; {TRIES_AGAIN}")
 
     def go_on(self) -> None:
@@ -173,10 +182,57 @@ class RepeatingTurn(Turn, ABC):
     def new_attempt(self) -> None:
         """Try secure aggregation again from its first step; in ``secure_turn.py``."""
 
+    # What a person wants
+
+    def control(self, event: ev.Controlled) -> None:
+        phase, who = self.state.phase, f" by {event.by}" if event.by else ""
+        why = f": {event.why}" if event.why else ""
+        if event.action.startswith("stop"):
+            self._stop(f"stopped{who}{why}{STOPS}", at_once=event.action == "stop_now")
+        elif phase == STOPPING:
+            raise ServiceError("the run is stopping: create a new run to continue training")
+        elif event.action == "pause" and phase != HELD:
+            who = who or " by an operator"
+            self.set_phase(PAUSED, f"paused{who}{why}; `fedel runs resume` goes on")
+        elif event.action == "resume" and phase in (PAUSED, HELD):
+            begun = self.state.open is not None or self.state.handover.round_num > 0
+            self.set_phase(RUNNING if begun else WAITING)
+            if phase == HELD:
+                self.go_on()
+
+    def admit(self) -> None:
+        """Its turn has come, unless somebody stopped or paused it meanwhile."""
+        if self.state.phase == QUEUED:
+            self.set_phase(WAITING)
+
+    def _stop(self, message: str, at_once: bool) -> None:
+        was_held = self.state.phase == HELD
+        if at_once:
+            self.set(replace(self.state, phase=STOPPING, message=message))
+            return self.interrupt()
+        self.set_phase(STOPPING, message)
+        return self.go_on() if was_held else None
+
+    def _stopped(self, when: str) -> str:
+        """Who stopped the run, when and why: the message of a run that stops holds the rest."""
+        message = self.state.message.removesuffix(STOPS)
+        is_known = self.state.phase == STOPPING and message.startswith("stopped")
+        who, colon, why = message.partition(": ") if is_known else ("stopped", "", "")
+        return f"{who} {when}{colon}{why}"
+
     def interrupt(self) -> None:
-        is_open = self.state.open is not None
-        why = f"stopped in round {self.state.handover.round_num + 1}, which was not closed" if is_open else ""
-        self.end(STOPPED, why)
+        """End the run at once; the open round is given up."""
+        if self.state.open is None:
+            return self.end_in_order(is_last=False)
+        return self.end(
+            STOPPED, self._stopped(f"in round {self.state.handover.round_num + 1}, which was not closed")
+        )
+
+    def end_in_order(self, is_last: bool) -> None:
+        """No round is open: all are done, or somebody stopped the run."""
+        done = self.state.handover.round_num
+        when = f"after round {done}" if done else "before its first round"
+        self.end(*(FINISHED,) if is_last else (STOPPED, self._stopped(when)))
 
     def end(self, phase: str, message: str = "") -> None:
         self.close_untested()

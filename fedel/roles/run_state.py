@@ -11,13 +11,16 @@ from fedel.roles.planner import Handover
 from fedel.roles.secure_round import SecureRound
 from fedel.types import ClientView, Plan, Report, Task, TimingProfile
 
-WAITING, RUNNING, PAUSED, STOPPING, HELD = "waiting", "running", "paused", "stopping", "held"
+QUEUED, WAITING, RUNNING, PAUSED, STOPPING, HELD = "queued", "waiting", "running", "paused", "stopping", "held"
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 ENDED = (FINISHED, STOPPED, FAILED)
-"""Phases of a run; the last three are final. A run that a person paused still closes its open round; one that
-is held waits where something went wrong, until a person resumes it. Both are shown as paused."""
+"""Phases of a run; the last three are final. One that is queued waits for its turn (``run_queue.py``), one that
+waits, for clients. A run that a person paused still closes its open round; one that is held waits where
+something went wrong, until a person resumes it. Both are shown as paused."""
 TRIES_AGAIN = "`fedel runs resume` tries again from here"
 """How the message of a run that is held ends."""
+STOPS = "; it ends after the open round, or at once with `fedel runs stop --now`"
+"""How the message of a run that stops ends."""
 
 OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
 """A round goes through these in order: tasks are out; no update is accepted any more; the next model is made;

@@ -30,7 +30,7 @@ class DataPart:
     alpha: float = 0.1
     """Concentration of ``dirichlet``; small is uneven."""
     balance: bool = True
-    """A client that holds its even share gets nothing of further classes."""
+    """A client that already holds its even share of the samples is skipped for the remaining classes."""
     min_size: int = 10
     """Draw again until the smallest part holds this many samples."""
     seed: int = 0

@@ -488,16 +488,21 @@ Global___OpenRoundRequest: _TypeAlias = OpenRoundRequest  # noqa: Y015
 
 @_typing.final
 class OpenRoundResponse(_message.Message):
-    """The round is open. Carries nothing."""
+    """The round is open, unless it is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MADE_FIELD_NUMBER: _builtins.int
+    made: _builtins.bool
+    """The round has made its model already: nothing was opened, and SealRound and CommitRound give their answers again."""
     def __init__(
         self,
+        *,
+        made: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -792,3 +797,51 @@ class EndRunResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndRunResponse: _TypeAlias = EndRunResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRunRequest(_message.Message):
+    """A run to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    dry_run: _builtins.bool
+    """Delete nothing, and tell what would be deleted."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRunRequest: _TypeAlias = DeleteRunRequest  # noqa: Y015
+
+@_typing.final
+class DeleteRunResponse(_message.Message):
+    """What was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    num_bytes: _builtins.int
+    """Bytes of its files; 0 if there was nothing."""
+    def __init__(
+        self,
+        *,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRunResponse: _TypeAlias = DeleteRunResponse  # noqa: Y015

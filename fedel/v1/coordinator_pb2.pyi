@@ -41,6 +41,8 @@ class _RunPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunPhase.Val
     """An operator stopped it."""
     RUN_PHASE_FAILED: _RunPhase.ValueType  # 6
     """It failed and cannot continue."""
+    RUN_PHASE_QUEUED: _RunPhase.ValueType  # 7
+    """The run waits for its turn: other runs are active."""
 
 class RunPhase(_RunPhase, metaclass=_RunPhaseEnumTypeWrapper):
     """State of a run."""
@@ -59,6 +61,8 @@ RUN_PHASE_STOPPED: RunPhase.ValueType  # 5
 """An operator stopped it."""
 RUN_PHASE_FAILED: RunPhase.ValueType  # 6
 """It failed and cannot continue."""
+RUN_PHASE_QUEUED: RunPhase.ValueType  # 7
+"""The run waits for its turn: other runs are active."""
 Global___RunPhase: _TypeAlias = RunPhase  # noqa: Y015
 
 class _RunAction:
@@ -1320,19 +1324,23 @@ class ControlRunRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     action: Global___RunAction.ValueType
     """The change."""
+    why: _builtins.str
+    """Why, as the person says it; at most 300 letters are kept."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         action: Global___RunAction.ValueType = ...,
+        why: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "run", b"run", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1361,6 +1369,150 @@ class ControlRunResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControlRunResponse: _TypeAlias = ControlRunResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRunsRequest(_message.Message):
+    """Runs to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    OLDER_THAN_SECONDS_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    older_than_seconds: _builtins.float
+    """Also all runs that ended longer ago than this."""
+    dry_run: _builtins.bool
+    """Delete nothing, and tell what would be deleted."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their names. A run that is not over is refused, and then none is deleted."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[_builtins.str] | None = ...,
+        older_than_seconds: _builtins.float | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_older_than_seconds", b"_older_than_seconds", "older_than_seconds", b"older_than_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_older_than_seconds", b"_older_than_seconds", "dry_run", b"dry_run", "older_than_seconds", b"older_than_seconds", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__older_than_seconds: _TypeAlias = _typing.Literal["older_than_seconds"]  # noqa: Y015
+    _WhichOneofArgType__older_than_seconds: _TypeAlias = _typing.Literal["_older_than_seconds", b"_older_than_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__older_than_seconds) -> _WhichOneofReturnType__older_than_seconds | None: ...
+
+Global___DeleteRunsRequest: _TypeAlias = DeleteRunsRequest  # noqa: Y015
+
+@_typing.final
+class DeletedRun(_message.Message):
+    """A run that was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    FOLDER_BYTES_FIELD_NUMBER: _builtins.int
+    AGGREGATOR_BYTES_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    found: _builtins.bool
+    """True if the coordinator knew it."""
+    num_rounds: _builtins.int
+    """Number of its closed rounds."""
+    folder_bytes: _builtins.int
+    """Bytes of its folder at the coordinator."""
+    aggregator_bytes: _builtins.int
+    """Bytes at all aggregators together."""
+    ended_at: _builtins.float
+    """Unix time at which it ended, in seconds; 0 if that is not known."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        found: _builtins.bool = ...,
+        num_rounds: _builtins.int = ...,
+        folder_bytes: _builtins.int = ...,
+        aggregator_bytes: _builtins.int = ...,
+        ended_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregator_bytes", b"aggregator_bytes", "ended_at", b"ended_at", "folder_bytes", b"folder_bytes", "found", b"found", "num_rounds", b"num_rounds", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletedRun: _TypeAlias = DeletedRun  # noqa: Y015
+
+@_typing.final
+class DeleteRunsResponse(_message.Message):
+    """What was deleted, the oldest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeletedRun]:
+        """One entry per run."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___DeletedRun] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRunsResponse: _TypeAlias = DeleteRunsResponse  # noqa: Y015
+
+@_typing.final
+class GetResultRequest(_message.Message):
+    """A run that is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetResultRequest: _TypeAlias = GetResultRequest  # noqa: Y015
+
+@_typing.final
+class GetResultResponse(_message.Message):
+    """What it came to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_JSON_FIELD_NUMBER: _builtins.int
+    result_json: _builtins.str
+    """As in result.json."""
+    def __init__(
+        self,
+        *,
+        result_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["result_json", b"result_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetResultResponse: _TypeAlias = GetResultResponse  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
@@ -1392,21 +1544,31 @@ class ListRunsResponse(_message.Message):
 
     RUNS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    NUM_AGENTS_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """True if there are older ones: ask again with a larger offset."""
+    num_agents: _builtins.int
+    """Number of agents that have an open session."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunStatus]:
         """Newest first."""
+
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their names, the first hundred."""
 
     def __init__(
         self,
         *,
         runs: _abc.Iterable[Global___RunStatus] | None = ...,
         more: _builtins.bool = ...,
+        num_agents: _builtins.int = ...,
+        agents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "more", b"more", "num_agents", b"num_agents", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1419,16 +1581,22 @@ class WatchRunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    FIRST_ROUND_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """Name of the run; empty means the newest run."""
+    """Name of the run; empty means the newest run that is not over, or else the newest."""
+    first_round: _builtins.int
+    """The first closed round to send, from 0. A negative number counts from the newest: -3 sends the last three, then new
+    ones.
+    """
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
+        first_round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_round", b"first_round", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

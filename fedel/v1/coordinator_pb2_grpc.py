@@ -50,6 +50,16 @@ class CoordinatorServiceStub:
                 request_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlRunRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ControlRunResponse.FromString,
                 _registered_method=True)
+        self.DeleteRuns = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/DeleteRuns',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.DeleteRunsRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.DeleteRunsResponse.FromString,
+                _registered_method=True)
+        self.GetResult = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/GetResult',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.GetResultRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.GetResultResponse.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/fedel.v1.CoordinatorService/ListRuns',
                 request_serializer=fedel_dot_v1_dot_coordinator__pb2.ListRunsRequest.SerializeToString,
@@ -102,6 +112,21 @@ class CoordinatorServiceServicer:
 
     def ControlRun(self, request, context):
         """Pause, resume or stop a run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRuns(self, request, context):
+        """Delete runs that are over, with everything that the coordinator and the aggregators keep of them. Repeated, it does
+        nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetResult(self, request, context):
+        """What a run came to that is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +192,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ControlRun,
                     request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ControlRunRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlRunResponse.SerializeToString,
+            ),
+            'DeleteRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRuns,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.DeleteRunsRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.DeleteRunsResponse.SerializeToString,
+            ),
+            'GetResult': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResult,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.GetResultRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.GetResultResponse.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
@@ -281,6 +316,60 @@ class CoordinatorService:
             '/fedel.v1.CoordinatorService/ControlRun',
             fedel_dot_v1_dot_coordinator__pb2.ControlRunRequest.SerializeToString,
             fedel_dot_v1_dot_coordinator__pb2.ControlRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/DeleteRuns',
+            fedel_dot_v1_dot_coordinator__pb2.DeleteRunsRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.DeleteRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetResult(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/GetResult',
+            fedel_dot_v1_dot_coordinator__pb2.GetResultRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.GetResultResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,12 @@ class CoordinatorServiceStub:
     """Create a run. The aggregators must already have its model."""
     ControlRun: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ControlRunRequest, _coordinator_pb2.ControlRunResponse]
     """Pause, resume or stop a run."""
+    DeleteRuns: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DeleteRunsRequest, _coordinator_pb2.DeleteRunsResponse]
+    """Delete runs that are over, with everything that the coordinator and the aggregators keep of them. Repeated, it does
+    nothing.
+    """
+    GetResult: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetResultRequest, _coordinator_pb2.GetResultResponse]
+    """What a run came to that is over."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListRunsRequest, _coordinator_pb2.ListRunsResponse]
     """All runs without their clients, newest first, a page at a time."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchRunRequest, _coordinator_pb2.WatchRunResponse]
@@ -65,6 +71,12 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Create a run. The aggregators must already have its model."""
     ControlRun: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ControlRunRequest, _coordinator_pb2.ControlRunResponse]  # type: ignore[assignment]
     """Pause, resume or stop a run."""
+    DeleteRuns: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DeleteRunsRequest, _coordinator_pb2.DeleteRunsResponse]  # type: ignore[assignment]
+    """Delete runs that are over, with everything that the coordinator and the aggregators keep of them. Repeated, it does
+    nothing.
+    """
+    GetResult: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetResultRequest, _coordinator_pb2.GetResultResponse]  # type: ignore[assignment]
+    """What a run came to that is over."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListRunsRequest, _coordinator_pb2.ListRunsResponse]  # type: ignore[assignment]
     """All runs without their clients, newest first, a page at a time."""
     WatchRun: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchRunRequest, _coordinator_pb2.WatchRunResponse]  # type: ignore[assignment]
@@ -106,6 +118,24 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.ControlRunResponse, _abc.Awaitable[_coordinator_pb2.ControlRunResponse]]:
         """Pause, resume or stop a run."""
+
+    @_abc_1.abstractmethod
+    def DeleteRuns(
+        self,
+        request: _coordinator_pb2.DeleteRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.DeleteRunsResponse, _abc.Awaitable[_coordinator_pb2.DeleteRunsResponse]]:
+        """Delete runs that are over, with everything that the coordinator and the aggregators keep of them. Repeated, it does
+        nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def GetResult(
+        self,
+        request: _coordinator_pb2.GetResultRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.GetResultResponse, _abc.Awaitable[_coordinator_pb2.GetResultResponse]]:
+        """What a run came to that is over."""
 
     @_abc_1.abstractmethod
     def ListRuns(

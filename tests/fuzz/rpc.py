@@ -98,6 +98,16 @@ def _control(action: int) -> list[Message]:
     return [coord.ControlRunRequest(run=samples.RUN, action=action)]  # type: ignore[arg-type]
 
 
+def _control_agent(client: str, action: int) -> list[Message]:
+    labels = {"labels": {"gpu": "orin"}, "dropped": ["site"]}
+    return [coord.ControlAgentRequest(name=client, action=action, **labels)]  # type: ignore[arg-type]
+
+
+def _plan() -> Message:
+    run = samples.create_run()
+    return coord.PlanRunRequest(config_json=run.config_json, spec=run.spec, wait_seconds=0.05)
+
+
 @lru_cache(maxsize=100)
 def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
     """Valid streams of messages of each RPC; a single request is a stream of one."""
@@ -111,6 +121,9 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         # Most of them of clients that are planned: more of what they send is looked at.
         "PutUpdate": lambda: [_update(samples.RUN, client), *[_update(samples.PLANNED, client)] * 3],
         "OpenRound": lambda: [[samples.open_round(run, [client])] for run in (samples.RUN, "other")],
+        "DeleteRun": lambda: [
+            [agg.DeleteRunRequest(run=run, dry_run=run == client)] for run in (client, "other")
+        ],
         "EndRun": lambda: [[agg.EndRunRequest(run=run)] for run in (samples.RUN, "other")],
         "GetRevocationList": lambda: [[enrolment.GetRevocationListRequest()]],
         "SealRound": lambda: [[agg.SealRoundRequest(**key)]],
@@ -119,8 +132,20 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         "Session": lambda: _sessions(client),
         "CreateRun": lambda: [[samples.create_run()], [samples.create_run("other")]],
         "ControlRun": lambda: [_control(action) for action in coord.RunAction.values()],
+        "DeleteRuns": lambda: [
+            [coord.DeleteRunsRequest(runs=[client, "other"])],
+            [coord.DeleteRunsRequest(older_than_seconds=1e6, dry_run=True)],
+        ],
+        "GetResult": lambda: [[coord.GetResultRequest(run=samples.RUN)]],
         "ListRuns": lambda: [[coord.ListRunsRequest()]],
         "WatchRun": lambda: [[coord.WatchRunRequest(run=samples.RUN)]],
+        "ListAgents": lambda: [
+            [coord.ListAgentsRequest()],
+            [coord.ListAgentsRequest(name=client)],
+            [coord.ListAgentsRequest(selector="gpu=orin,site!=lab,!broken,name=a", after="a")],
+        ],
+        "ControlAgent": lambda: [_control_agent(client, action) for action in coord.AgentAction.values()],
+        "PlanRun": lambda: [[_plan()]],
         "ListAggregators": lambda: [[coord.ListAggregatorsRequest()]],
         "Enrol": lambda: [[enrolment.EnrolRequest(secret="x" * 22, signing_request=_request())]],
         "PutCode": _code,

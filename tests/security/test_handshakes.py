@@ -214,11 +214,13 @@ async def denied(made: Servers, tls: Tls) -> set[str]:
             "Session": coordinator.Session().read(),
             "CreateRun": coordinator.CreateRun(coordinator_pb2.CreateRunRequest(run="x")),
             "ControlRun": coordinator.ControlRun(coordinator_pb2.ControlRunRequest(run="x")),
+            "DeleteRuns": coordinator.DeleteRuns(coordinator_pb2.DeleteRunsRequest(older_than_seconds=-1)),
             "PutUpdate": aggregator.PutUpdate().read(),
             "CreateModel": aggregator.CreateModel(iter([])),
             "OpenRound": aggregator.OpenRound(aggregator_pb2.OpenRoundRequest()),
             "SealRound": aggregator.SealRound(aggregator_pb2.SealRoundRequest()).read(),
             "EndRun": aggregator.EndRun(aggregator_pb2.EndRunRequest()),
+            "DeleteRun": aggregator.DeleteRun(aggregator_pb2.DeleteRunRequest()),
             "CommitRound": aggregator.CommitRound(aggregator_pb2.CommitRoundRequest()),
             "KeepVersion": aggregator.KeepVersion(aggregator_pb2.KeepVersionRequest()),
         }.items():
@@ -236,7 +238,8 @@ async def test_an_operator_cannot_run_rounds_or_take_part(
     pki = Pki(tmp_path)
     async with servers(tmp_path, pki) as made:
         refused = await denied(made, pki.tls("operator", "ada"))
-    assert {"Session", "PutUpdate", "OpenRound", "SealRound", "CommitRound", "EndRun", "KeepVersion"} == refused
+    rounds = {"OpenRound", "SealRound", "CommitRound", "EndRun", "DeleteRun", "KeepVersion"}
+    assert {"Session", "PutUpdate", *rounds} == refused
 
 
 @asynchronous
@@ -245,7 +248,7 @@ async def test_a_service_cannot_submit_or_take_part(tmp_path: Path, monkeypatch:
     pki = Pki(tmp_path)
     async with servers(tmp_path, pki) as made:
         refused = await denied(made, pki.tls("service", "shard"))
-    assert {"Session", "CreateRun", "ControlRun", "PutUpdate", "CreateModel"} == refused
+    assert {"Session", "CreateRun", "ControlRun", "DeleteRuns", "PutUpdate", "CreateModel"} == refused
 
 
 @asynchronous

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from fedel_services.threads import in_thread
 
 from fedel import plugins
 from fedel.errors import FedelError, UpdateRefused
-from fedel.files import safe_name
+from fedel.files import safe_name, sync_directory
 from fedel.plugins import Allowed
 from fedel.roles.gate import objection_to_name
 from fedel.v1.aggregator_pb2 import ModelHeader
@@ -52,6 +53,8 @@ class Runs:
         """``code`` is what the method of a job may be, beside FedEL's own."""
         self._keep_updates, self._code = keep_updates, code or Allowed()
         self._folder = data_dir / "runs"
+        self._deleted = data_dir / "deleted"
+        """What is on its way out: a folder is moved here at once, then removed."""
         self.shelf = FolderShelf(data_dir / "code")
         """Code that came with jobs."""
         self._recycled = RecycledFiles(data_dir / "spare")
@@ -63,6 +66,7 @@ class Runs:
     def load(self) -> None:
         """Continue every run where it was, and fold again what had been acknowledged."""
         make_folder(self._folder)
+        shutil.rmtree(self._deleted, ignore_errors=True)
         for folder in sorted(self._folder.iterdir()):
             self._enter(self._read(folder))
         self.shelf.drop_unused({read_code_hash(folder) for folder in self._folder.iterdir()})
@@ -156,6 +160,28 @@ class Runs:
             except Damaged as error:
                 self.set_aside(name, error)
                 raise
+
+    async def delete(self, name: str, dry_run: bool = False) -> int:
+        """Everything of a run, also of one that is set aside; how many bytes it was."""
+        self.check(name)
+        async with self.lock(name):
+            num_bytes = await in_thread(self._remove, self._folder / safe_name(name), dry_run)
+            if not dry_run:
+                self._runs.pop(name, None)
+                self._set_aside.pop(name, None)
+        return num_bytes
+
+    def _remove(self, folder: Path, dry_run: bool) -> int:
+        if not folder.exists():
+            return 0
+        num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if not dry_run:
+            make_folder(self._deleted)
+            gone = self._deleted / f"{folder.name}-{time.time_ns()}"
+            folder.rename(gone)
+            sync_directory(self._folder)
+            shutil.rmtree(gone, ignore_errors=True)
+        return num_bytes
 
     async def first_model(self, header: ModelHeader) -> FirstModel | None:
         """Where to put a run's first model; ``None`` if the same run exists already. Needs the run's lock."""

@@ -67,6 +67,13 @@ class CoordinatorConfig:
     """Seconds between two heartbeats of an agent."""
     silent_heartbeats: float = 3.0
     """A client that missed this many heartbeats gets no tasks until it sends a message again."""
+    max_active_runs: int = 0
+    """Runs that are active at once; further ones are queued, by the ``priority`` of their job and their age.
+    0: no limit."""
+    keep_runs_days: float = 0.0
+    """Runs that ended longer ago than this are deleted, with their models; 0: none are."""
+    keep_runs: int = 0
+    """Only so many of the newest runs that are over are kept; 0: all."""
     max_clients: int = 10_000
     """Clients that may join one run; further ones are refused."""
     max_agents: int = 20_000
@@ -104,6 +111,8 @@ class CoordinatorConfig:
             )
         if self.heartbeat_seconds <= 0 or self.silent_heartbeats < 1:
             raise ValueError("heartbeat_seconds is above 0, silent_heartbeats at least 1")
+        if min(self.max_active_runs, self.keep_runs, self.keep_runs_days) < 0:
+            raise ValueError("max_active_runs, keep_runs and keep_runs_days are not negative; 0 sets no limit")
         if min(self.max_clients, self.max_agents, self.max_refused_messages) < 1:
             raise ValueError("max_clients, max_agents and max_refused_messages are at least 1")
         if min(self.max_messages_per_second, self.hello_seconds, self.forget_seconds) <= 0:

@@ -29,6 +29,10 @@ class RunEnded(ServiceError):
     """The run is over or about to be; it cannot be paused or resumed."""
 
 
+class RunActive(ServiceError):
+    """The run is not over."""
+
+
 class SessionReplaced(ServiceError):
     """A newer session of the same client took over."""
 
@@ -67,6 +71,7 @@ STATUSES: Statuses = {
     AggregatorAway: Status(grpc.StatusCode.UNAVAILABLE, "aggregator"),
     NoSuchRun: Status(grpc.StatusCode.NOT_FOUND, "unknown_run"),
     RunEnded: Status(grpc.StatusCode.FAILED_PRECONDITION, "ended"),
+    RunActive: Status(grpc.StatusCode.FAILED_PRECONDITION, "active"),
     SessionReplaced: Status(grpc.StatusCode.ALREADY_EXISTS, "superseded"),
     SessionSilent: Status(grpc.StatusCode.DEADLINE_EXCEEDED, "silent"),
     SessionAbused: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "session"),

@@ -19,6 +19,7 @@ from fedel.roles.run_state import (
     FINISHED,
     HELD,
     PAUSED,
+    QUEUED,
     RUNNING,
     STOPPED,
     STOPPING,
@@ -41,6 +42,7 @@ from fedel.wire.secure_codec import (
 from fedel_coordinator.sessions import Device
 
 PHASES = {
+    QUEUED: pb.RUN_PHASE_QUEUED,
     WAITING: pb.RUN_PHASE_WAITING,
     RUNNING: pb.RUN_PHASE_RUNNING,
     STOPPING: pb.RUN_PHASE_RUNNING,
@@ -50,6 +52,8 @@ PHASES = {
     STOPPED: pb.RUN_PHASE_STOPPED,
     FAILED: pb.RUN_PHASE_FAILED,
 }
+MAX_WHY = 300
+"""Letters of what a person says about a pause or a stop."""
 ACTIONS = {
     pb.RUN_ACTION_PAUSE: "pause",
     pb.RUN_ACTION_RESUME: "resume",

@@ -65,7 +65,7 @@ class RecordKeeper:
             self._metrics.observe_own_tests(name, record.client_tests)
 
     async def write_result(self) -> None:
-        await self.write(lambda directory: directory.finish(self._result()))
+        await self.write(lambda directory: directory.finish(self.result()))
 
     async def write(self, how: Callable[[RunDirectory], None]) -> str:
         """To the run's directory, if it has one; returns what went wrong. The store has everything anyway."""
@@ -78,7 +78,8 @@ class RecordKeeper:
             return f"cannot write to {self.directory.path} ({error}); the run goes on, the database has it all"
         return ""
 
-    def _result(self) -> RunResult:
+    def result(self) -> RunResult:
+        """What the run came to, from the store; blocks."""
         row = self._store.run(self._row.name) or self._row
         return run_result(
             name=row.name,

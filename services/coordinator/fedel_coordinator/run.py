@@ -16,7 +16,7 @@ from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.gate import clean
 from fedel.roles.planner import RoundPlanner
-from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState
+from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState, TaskResult
 from fedel.selectors import Selector
 from fedel.serialisation import from_json
 from fedel.wire.retry import Backoff, retrying
@@ -59,7 +59,7 @@ class CoordinatorRun(RunMembers):
         self.last_record: RoundRecord | None = stored.last_record
         self.activities = {client: Activity() for client in self.state.members}
         self.change = ChangeSignal()
-        self._notices = dict.fromkeys(("database", "aggregators", "engine", "records"), "")
+        self._notices = dict.fromkeys(("database", "aggregators", "queue", "engine", "records"), "")
         """What the run waits for at the moment, for people, by source; the first that is not empty is shown."""
         self.keeper = RecordKeeper(
             row,
@@ -67,7 +67,7 @@ class CoordinatorRun(RunMembers):
             services.store,
             services.metrics,
             services.directory(row.name),
-            lambda notice: self._show("records", notice),
+            lambda notice: self.show("records", notice),
             services.traces,
         )
         self.devices: dict[str, Device] = dict(stored.devices)
@@ -166,7 +166,7 @@ class CoordinatorRun(RunMembers):
         def on_failure(error: Exception, failures: int) -> None:
             if failures == 1:
                 log.warning("%s; trying again", error, extra=self.log_fields)
-            self._show(
+            self.show(
                 "database", f"the database does not answer ({clean(str(error))}); trying again until it does"
             )
 
@@ -202,7 +202,7 @@ class CoordinatorRun(RunMembers):
                     save = (self.services.store, self.name, effect, state, device, now)
                     await asyncio.to_thread(persistence.save, *save)
             self.state = state
-            self._show("database", "")
+            self.show("database", "")
             if before.open is None and state.open is not None:
                 for activity in self.activities.values():
                     activity.phase = "idle"
@@ -210,16 +210,18 @@ class CoordinatorRun(RunMembers):
                 await self._try_to_carry_out(effect)
         if state.phase == HELD != before.phase:
             log.error("run '%s' is paused: %s", self.name, state.message, extra=self.log_fields)
+        if state.phase != before.phase:
+            self.services.phase_changed(self.name)
         if state is not before:
             self.wake()
             self.change.notify()
 
-    async def control(self, action: str) -> None:
+    async def control(self, action: str, by: str = "", why: str = "") -> None:
         """Pause, resume or stop; stopping what has ended already is not an error."""
         if self.ended and not action.startswith("stop"):
             raise RunEnded(f"run '{self.name}' is {self.state.phase}: create a new run to continue training")
         try:
-            await self.apply(ev.Controlled(action))
+            await self.apply(ev.Controlled(action, by, why))
         except ServiceError as error:
             raise RunEnded(f"run '{self.name}': {error}") from None
 
@@ -267,7 +269,7 @@ class CoordinatorRun(RunMembers):
                 self._wake_at = until
                 if why and self.state.open is not None and why != self._notices["engine"]:
                     log.warning("round %d: %s", self.state.open.round_num, why, extra=self.log_fields)
-                self._show("engine", why)
+                self.show("engine", why)
             case ev.Persist():
                 pass  # done before everything else
 
@@ -289,7 +291,8 @@ class CoordinatorRun(RunMembers):
 
     async def _open(self, effect: ev.Open) -> None:
         what = effect.round_num, effect.participants
-        await self.services.shards.open(self.name, *what, self._outages(), effect.attempt)
+        for report in await self.services.shards.open(self.name, *what, self._outages(), effect.attempt):
+            self.post(ev.Done(report.client, TaskResult(report)))  # its update is in the model
 
     async def _seal(self, effect: ev.Seal) -> ev.Event:
         reports = await self.services.shards.seal(self.name, effect.round_num, self._outages())
@@ -308,11 +311,11 @@ class CoordinatorRun(RunMembers):
         def show(notice: str) -> None:
             if notice and notice != self._notices["aggregators"]:
                 log.warning("%s", notice, extra=self.log_fields)
-            self._show("aggregators", notice)
+            self.show("aggregators", notice)
 
         return OutageHandler(show, lambda: self.ended or self.state.phase == STOPPING)
 
-    def _show(self, source: str, notice: str) -> None:
+    def show(self, source: str, notice: str) -> None:
         if notice != self._notices[source]:
             self._notices[source] = notice
             self.change.notify()

@@ -51,6 +51,8 @@ class RunServices:
     fleet: Fleet
     runs_dir: Path | None = None
     traces: Traces | None = None
+    phase_changed: Callable[[str], None] = lambda _: None
+    """Called with the name of a run."""
 
     def directory(self, run: str) -> RunDirectory | None:
         return RunDirectory(self.runs_dir / run) if self.runs_dir else None

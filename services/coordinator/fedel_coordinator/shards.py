@@ -95,14 +95,16 @@ class Shards:
         participants: Sequence[Participant],
         outages: OutageHandler,
         attempt: int = 0,
-    ) -> None:
+    ) -> list[Report]:
+        """Reports of a round that has made its model although the database does not know; else none."""
         request = pb.OpenRoundRequest(
             run=run,
             round_num=round_num,
             participants=map(participant_to_pb, participants),
             attempt=attempt,
         )
-        await self._all(lambda i: self._stub(i).OpenRound(request), outages)
+        answers = await self._all(lambda i: self._stub(i).OpenRound(request), outages)
+        return await self.seal(run, round_num, outages) if all(each.made for each in answers) else []
 
     async def seal(self, run: str, round_num: int, outages: OutageHandler) -> list[Report]:
         """Reports of the clients whose update every shard has, by client."""
@@ -146,6 +148,17 @@ class Shards:
 
     async def end(self, run: str) -> None:
         """Tell the aggregators that the run is over, so that they take nothing of it any more."""
+        request = pb.EndRunRequest(run=run)
+        await self._all(lambda i: self._stub(i).EndRun(request), self._few_tries())
+
+    async def delete(self, run: str, dry_run: bool) -> int:
+        """Delete everything of a run, or only look; how many bytes it is at all aggregators together."""
+        request = pb.DeleteRunRequest(run=run, dry_run=dry_run)
+        answers = await self._all(lambda i: self._stub(i).DeleteRun(request), self._few_tries())
+        return sum(answer.num_bytes for answer in answers)
+
+    def _few_tries(self) -> OutageHandler:
+        """For what can wait for another day."""
         failures = 0
 
         def give_up() -> bool:
@@ -153,8 +166,7 @@ class Shards:
             failures += 1
             return failures > END_TRIES * len(self.addresses)
 
-        request = pb.EndRunRequest(run=run)
-        await self._all(lambda i: self._stub(i).EndRun(request), OutageHandler(lambda _: None, give_up))
+        return OutageHandler(lambda _: None, give_up)
 
     async def _all(self, call: Callable[[int], Awaitable[T]], outages: OutageHandler) -> list[T]:
         """Every shard's answer. Every call may be repeated: the aggregator gives the same answer again."""

@@ -34,6 +34,8 @@ LOCKED_SECONDS = 30
 DAMAGED = ("malformed", "not a database")
 """What SQLite says about a file that it cannot read."""
 
+LARGE = ("spec_json", "state_json")
+"""Columns of a run that a list of runs does without."""
 _TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean, "bytes": sa.LargeBinary}
 metadata = sa.MetaData()
 
@@ -83,8 +85,14 @@ class SqlStore:
     def run(self, name: str) -> RunRow | None:
         return self._first(RunRow, sa.select(runs).where(runs.c.name == name))
 
-    def runs(self) -> list[RunRow]:
-        return self._all(RunRow, sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.name.desc()))
+    def runs(self, brief: bool = False) -> list[RunRow]:
+        columns = [sa.literal("{}").label(c.name) if brief and c.name in LARGE else c for c in runs.c]
+        query = sa.select(*columns).order_by(runs.c.created_at.desc(), runs.c.name.desc())
+        return self._all(RunRow, query)
+
+    def delete_run(self, run: str) -> None:
+        parts = [sa.delete(table).where(table.c.run == run) for table in (reports, rounds, clients)]
+        self._execute(*parts, sa.delete(runs).where(runs.c.name == run))
 
     def set_phase(self, run: str, phase: str, message: str = "", ended_at: float | None = None) -> None:
         change = sa.update(runs).where(runs.c.name == run)

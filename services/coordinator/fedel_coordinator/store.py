@@ -123,8 +123,12 @@ class Store(Protocol):
 
     def run(self, name: str) -> RunRow | None: ...
 
-    def runs(self) -> list[RunRow]:
-        """Newest first."""
+    def runs(self, brief: bool = False) -> list[RunRow]:
+        """Newest first; in brief without their models and states, which are large."""
+        ...
+
+    def delete_run(self, run: str) -> None:
+        """The run and everything about it; nothing if it is not there."""
         ...
 
     def set_phase(self, run: str, phase: str, message: str = "", ended_at: float | None = None) -> None: ...

@@ -10,8 +10,10 @@ from fedel_services.http import FOLLOWERS
 from fedel_services.visitors import Problem, visitor
 
 from fedel.errors import ServiceError
+from fedel.roles.gate import clean
 from fedel.selectors import Selector
-from fedel.serialisation import to_json
+from fedel.serialisation import parse_json, to_json
+from fedel_coordinator.messages import MAX_WHY
 from fedel_coordinator.web import views
 from fedel_coordinator.web.events import Events
 from fedel_coordinator.web.follow import Follower
@@ -21,6 +23,8 @@ from fedel_coordinator.web.rounds import MAX_ROUNDS
 
 MAX_FOLLOWERS, MAX_OF_VISITOR = 100, 20
 """Watching must not slow down training; and one address cannot keep others from it."""
+BY = "somebody at the live page"
+"""The page knows a token and no names."""
 MAX_AGENTS = 1000
 """In one answer."""
 COMPRESS_BYTES = 16 * 1024
@@ -104,11 +108,25 @@ class Api:
     async def control(self, request: web.Request) -> web.Response:
         self._login.check_control(request)
         run, action = await self._reader.find(request.match_info["run"]), request.match_info["action"]
+        why = await _why(request)
         try:
-            await run.control(action)
+            await run.control(action, BY, why)
         except ServiceError as error:
             raise Problem(409, str(error)) from None
         return _json(self._reader.head(run))
+
+
+async def _why(request: web.Request) -> str:
+    """What a person says about a pause or a stop: the field of a JSON object, if there is one."""
+    text = await request.text()
+    try:
+        told = parse_json(text) if text else {}
+    except ValueError:
+        told = None
+    why = told.get("why", "") if isinstance(told, dict) else None
+    if not isinstance(why, str):
+        raise Problem(400, 'the body is not {"why": "TEXT"}: send that, or no body')
+    return clean(why, MAX_WHY)
 
 
 def _number(request: web.Request, key: str, default: int, preferred: str = "") -> int:
