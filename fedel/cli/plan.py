@@ -10,7 +10,7 @@ from typing import Any
 
 from fedel.cli.agent_rows import aligned, amount
 from fedel.cli.certs import add_certs
-from fedel.cli.runs import ADDRESS
+from fedel.cli.run_actions import ADDRESS
 from fedel.cli.submit import plan_run
 from fedel.errors import ConfigError
 from fedel.roles.gate import clean

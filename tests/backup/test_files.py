@@ -259,6 +259,10 @@ def test_rounds_that_do_not_belong_together_are_named(backup: Path) -> None:
     )
     one_ahead = replace(found, runs={"night-1": manifest.RunRounds(aggregators={"aggregator-0": 4})})
     assert [] == manifest.mismatches([alone, one_ahead])
+    open_one = replace(found, runs={"night-1": manifest.RunRounds("running", 3, False)})
+    assert [] == manifest.mismatches([open_one, one_ahead])
+    halves = replace(found, runs={"night-1": manifest.RunRounds(aggregators={"a": 4, "b": 3})})
+    assert 1 == len(manifest.mismatches([open_one, halves]))
 
 
 def test_a_mirror_follows_what_changes(tmp_path: Path) -> None:

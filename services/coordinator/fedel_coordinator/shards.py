@@ -95,14 +95,16 @@ class Shards:
         participants: Sequence[Participant],
         outages: OutageHandler,
         attempt: int = 0,
-    ) -> None:
+    ) -> list[Report]:
+        """Reports of a round that has made its model although the database does not know; else none."""
         request = pb.OpenRoundRequest(
             run=run,
             round_num=round_num,
             participants=map(participant_to_pb, participants),
             attempt=attempt,
         )
-        await self._all(lambda i: self._stub(i).OpenRound(request), outages)
+        answers = await self._all(lambda i: self._stub(i).OpenRound(request), outages)
+        return await self.seal(run, round_num, outages) if all(each.made for each in answers) else []
 
     async def seal(self, run: str, round_num: int, outages: OutageHandler) -> list[Report]:
         """Reports of the clients whose update every shard has, by client."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from fedel.v1 import coordinator_pb2 as pb
-from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config
+from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config, trainers
 from tests.services.coordinator.test_rounds import expected_model
 from tests.strategies.fakes import same_bits
 
@@ -88,3 +89,21 @@ async def test_an_aggregator_that_is_ahead_is_named_and_the_run_goes_on_once_it_
         await federation.control(pb.RUN_ACTION_RESUME)
         await federation.finished()
         assert same_bits(expected_model(), await federation.model())
+
+
+@asynchronous
+async def test_an_aggregator_that_is_one_round_ahead_gives_its_answer_again(tmp_path: Path) -> None:
+    """As after a copy of the database that was made a moment before that of the models. The clients would not
+    train the same again: a run by the clock never does."""
+    async with Federation(tmp_path) as federation:
+        await federation.create(run_config(num_rounds=2, evaluate_every=0))
+        await play_until_round(federation, 0)
+        copy_all(tmp_path)
+        await start(federation)
+        await play_until_round(federation, 1)
+        replace_by_copy(tmp_path, "coordinator.db")
+        await start(federation)
+        for name, trainer in list(trainers().items())[:3]:
+            federation.agent(name, replace(trainer, data_seed=trainer.data_seed + 1000))
+        records = await federation.finished()
+        assert [3, 3] == [record.num_updates for record in records]
