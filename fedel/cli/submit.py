@@ -62,7 +62,7 @@ async def create(
     method_in = code.sha256 if code and code.has_method else ""
     async with connect(address, tls) as channel:
         if code is not None:
-            await _answer_of(address, push(CodeServiceStub(channel), code.stored))
+            await _answer_of(address, push(CodeServiceStub(channel), code.stored), tls)
         coordinator = CoordinatorServiceStub(channel)
         shards = (
             await _answer_of(address, coordinator.ListAggregators(pb.ListAggregatorsRequest()), tls)
@@ -84,7 +84,7 @@ async def create(
             async with connect(shard, tls) as bulk:
                 stub = AggregatorServiceStub(bulk)
                 if code is not None and method_in:
-                    await _answer_of(shard, push(CodeServiceStub(bulk), code.stored))
+                    await _answer_of(shard, push(CodeServiceStub(bulk), code.stored), tls)
                 part = {name: tensors[name] for name in names or spec.by_name}
                 await _answer_of(shard, push_model(stub, header, part), tls)
         request = pb.CreateRunRequest(
