@@ -169,11 +169,11 @@ def _tables(connection: sa.Connection) -> list[sa.Table]:
     """
     found = sa.MetaData()
     found.reflect(connection)
+    columns = [column for table in metadata.sorted_tables for column in table.columns]
+    types = {(column.table.name, column.name): column.type for column in columns}
     for table in found.sorted_tables:
-        known = metadata.tables.get(table.name)
-        for column in table.columns if known is not None else ():
-            if column.name in known.columns:
-                column.type = known.columns[column.name].type
+        for column in table.columns:
+            column.type = types.get((table.name, column.name), column.type)
     return [table for table in found.sorted_tables if table.name != SCHEMA]
 
 
