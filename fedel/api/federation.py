@@ -7,7 +7,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +17,19 @@ from rich.console import Console
 
 from fedel import config, plugins
 from fedel.api import fetching, jobs
+from fedel.api.code import packed, signed
 from fedel.api.jobs import Job, JobTable, Overrides
 from fedel.api.progress import Progress, Stopped, console_of, heard, say
 from fedel.api.results import Result
 from fedel.cli import user_code
 from fedel.cli.local import Federation, LocalFleet
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
-from fedel.cli.submit import control, create, follow
+from fedel.cli.submit import CodeToSend, control, create, follow
 from fedel.data.model_input import ModelInput
-from fedel.errors import ConfigError, ServiceError
+from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
 from fedel.job import RunConfig
+from fedel.job_code import JobCode
 from fedel.records import Origin, RoundRecord, RunResult
 from fedel.report import runs
 from fedel.roles.run_state import TRIES_AGAIN
@@ -52,6 +54,7 @@ def run(
     out: str | Path = "runs",
     coordinator: str = "",
     certs: str | Path = "",
+    code: Sequence[str | Path] = (),
     mlflow: str = "",
     stop_on_exit: bool = False,
     progress: Progress = True,
@@ -73,6 +76,7 @@ def run(
         out: the directory of runs.
         coordinator: ``HOST:PORT`` of a federation that runs already.
         certs: the folder of your certificate for it.
+        code: files, folders or modules with your own model, data and method, which are sent along to it.
         mlflow: address of an MLflow server that gets every round, ``http://HOST:PORT``.
         stop_on_exit: Ctrl-C stops the run at a federation elsewhere, after its open round.
         progress: ``True`` shows every round, ``False`` nothing, a function gets every ``RoundRecord``.
@@ -85,8 +89,19 @@ def run(
     _check_names(made)
     fleet = config.parse(LocalFleet, made.table.pop("fleet", {}), f"{made.where}: [fleet]")
     parsed = RunConfig.parse(made.table, made.where)
+    if code and not coordinator:
+        raise ConfigError("--code goes with --coordinator: on this machine, your own code is found without it")
+    bundle = packed(made, code) if coordinator else None
+    if coordinator and parsed.bundle and not bundle:
+        raise ConfigError(
+            f"{made.where}: this job came with code ({parsed.bundle[:12]}), which is not in the file: name it"
+            " again with --code, or in [code] files"
+        )
+    parsed = replace(parsed, bundle=bundle.sha256 if bundle else "")
+    sent_code = JobCode(bundle, "", "desk") if bundle else None
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
+    with plugins.only(None, sent_code):
+        name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
     out = Path(out)
     directory, console = out / name, console_of(progress)
     _check_folder(directory, parsed if coordinator else None)
@@ -109,11 +124,15 @@ def run(
             if coordinator:
                 tls, attended = Tls.of_user(str(certs)), console.is_terminal
                 words = coordinator, name, parsed, directory, console, tls
-                following = one_run(*words, attended=attended, on_round=on_round, on_created=created.set)
-                status = finished(following)
+                sent = signed(bundle, parsed, tls) if bundle else None
+                following = one_run(
+                    *words, attended=attended, on_round=on_round, on_created=created.set, code=sent
+                )
+                with plugins.only(None, sent_code):
+                    status = finished(following)
             else:
-                own, code = _folders(made), user_code.packages(parsed)
-                with Federation(directory / "federation", out, fleet, own, code) as federation:
+                own, packages = _folders(made), user_code.packages(parsed)
+                with Federation(directory / "federation", out, fleet, own, packages) as federation:
                     say(console, f"live page: {federation.page}")
                     status = finished(watched(federation, name, parsed, directory, console, on_round))
                 federation.forget_state()
@@ -270,6 +289,7 @@ async def one_run(
     attended: bool = False,
     on_round: OnRound = ignore,
     on_created: Callable[[], None] = lambda: None,
+    code: CodeToSend | None = None,
 ) -> pb.RunStatus:
     """Create the run, follow it to its end, and download its model.
 
@@ -281,7 +301,7 @@ async def one_run(
     origin = await asyncio.to_thread(origin_of, job.workload)
     directory.mkdir(parents=True, exist_ok=True)
     taken.save(directory)
-    await create(address, name, job, spec, tensors, tls)
+    await create(address, name, job, spec, tensors, tls, code)
     on_created()
     records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:
@@ -305,7 +325,15 @@ def first_model(job: RunConfig) -> tuple[ModelInput, ModelSpec, dict[str, Array]
     """What the model takes, its tensors, and the values that they start from."""
     from fedel.training.factory import initial_model, make_data  # torch takes seconds to import
 
-    data = make_data(job)
+    if said := ModelInput.declared(job.workload):
+        return said, *initial_model(job)
+    try:
+        data = make_data(job)
+    except DataError as error:
+        raise DataError(
+            f"{error}. Is the data on the devices only? Then say in the job what a sample is like, such as"
+            " [workload] input = [1, 28, 28] and classes = 4, and none is read here (docs/data.md)"
+        ) from None
     return ModelInput.of(data), *initial_model(job, data=data)
 
 

@@ -16,6 +16,7 @@ EXAMPLE = """example:
   fedel run examples/own.toml
   fedel run examples/own.toml --set strategy.name=fedavg --set rounds.num_rounds=5
   fedel run examples/own.toml --coordinator server:7070     # on a federation that runs already
+  fedel run examples/own.toml --coordinator server:7070 --code examples/own.py     # with your own code
 """
 
 
@@ -43,6 +44,13 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="with --coordinator: Ctrl-C stops the run too",
     )
     add_certs(parser)
+    parser.add_argument(
+        "--code",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="with --coordinator: file, folder or module of your own that is sent along: docs/job-code.md",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=main)
 
@@ -58,6 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         coordinator=arguments.coordinator,
         certs=arguments.certs,
+        code=arguments.code,
         mlflow=arguments.mlflow,
         stop_on_exit=arguments.stop_on_exit,
         progress=console,

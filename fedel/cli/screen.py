@@ -218,6 +218,14 @@ def troubles(record: RoundRecord) -> list[str]:
     return ([record.trouble] if record.trouble else []) + found[:MAX_TROUBLES] + more
 
 
+def _own(record: RoundRecord) -> str:
+    """What the model is worth on clients' own data, where they tested it."""
+    if record.client_tests is None:
+        return ""
+    spread = record.client_tests.overall
+    return f" (clients {100 * spread.mean_accuracy:.1f} %, worst {100 * spread.worst_accuracy:.1f} %)"
+
+
 def _line(record: RoundRecord, num_rounds: int) -> str:
     accuracy = record.accuracy
     worst = max(record.deviations(), key=abs, default=None)
@@ -225,7 +233,7 @@ def _line(record: RoundRecord, num_rounds: int) -> str:
         f"round {record.round + 1:>3}/{num_rounds}  {record.latency_seconds:7.2f} s"
         f"  {count_said(record)}"
         f"  loss {'-' if record.loss is None else f'{record.loss:.3f}'}"
-        f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.1f} %'}"
+        f"  accuracy {'-' if accuracy is None else f'{100 * accuracy:.1f} %'}{_own(record)}"
         f"  worst against T_th {'-' if worst is None else f'{100 * worst:+.0f} %'}"
         f"  up {record.bytes_up / 1e6:.2f} MB  down {record.bytes_down / 1e6:.2f} MB"
     )

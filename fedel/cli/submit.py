@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +20,11 @@ from fedel.security.tls import Tls
 from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
+from fedel.v1.code_pb2 import StoredCode
+from fedel.v1.code_pb2_grpc import CodeServiceStub
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
+from fedel.wire.code import push
 from fedel.wire.codec import spec_to_pb
 from fedel.wire.retry import Backoff, describe, mistake, retrying
 from fedel.wire.streams import fetch_model, model_header, push_model
@@ -33,11 +36,33 @@ LAST_ROUNDS = 3
 """The newest two may still wait for their test."""
 
 
+@dataclass(frozen=True)
+class CodeToSend:
+    """The code of a job, signed."""
+
+    stored: StoredCode
+    has_method: bool
+    """The method is in it, which servers have to run too."""
+
+    @property
+    def sha256(self) -> str:
+        return self.stored.header.sha256
+
+
 async def create(
-    address: str, run: str, job: RunConfig, spec: ModelSpec, tensors: Tensors, tls: Tls | None = None
+    address: str,
+    run: str,
+    job: RunConfig,
+    spec: ModelSpec,
+    tensors: Tensors,
+    tls: Tls | None = None,
+    code: CodeToSend | None = None,
 ) -> None:
-    """Send the first model to every aggregator, then create the run at the coordinator."""
+    """Send the code, if any, and the first model to every aggregator, then create the run."""
+    method_in = code.sha256 if code and code.has_method else ""
     async with connect(address, tls) as channel:
+        if code is not None:
+            await _answer_of(address, push(CodeServiceStub(channel), code.stored), tls)
         coordinator = CoordinatorServiceStub(channel)
         shards = (
             await _answer_of(address, coordinator.ListAggregators(pb.ListAggregatorsRequest()), tls)
@@ -53,10 +78,13 @@ async def create(
             asdict(job.server),
             job.rounds.max_staleness,
             job.rounds.staleness_power,
+            method_in,
         )
         for shard, names in zip(shards, assign(spec, len(shards)), strict=True):
             async with connect(shard, tls) as bulk:
                 stub = AggregatorServiceStub(bulk)
+                if code is not None and method_in:
+                    await _answer_of(shard, push(CodeServiceStub(bulk), code.stored), tls)
                 part = {name: tensors[name] for name in names or spec.by_name}
                 await _answer_of(shard, push_model(stub, header, part), tls)
         request = pb.CreateRunRequest(
@@ -160,10 +188,17 @@ async def control_agent(
 
 
 async def plan_run(
-    address: str, job: RunConfig, spec: ModelSpec, wait_seconds: float, tls: Tls | None = None
+    address: str,
+    job: RunConfig,
+    spec: ModelSpec,
+    wait_seconds: float,
+    tls: Tls | None = None,
+    code: CodeToSend | None = None,
 ) -> str:
     """What the first rounds of a job would be on the agents that are connected, as JSON."""
     async with connect(address, tls) as channel:
+        if code is not None:
+            await _answer_of(address, push(CodeServiceStub(channel), code.stored), tls)
         request = pb.PlanRunRequest(
             config_json=json.dumps(job.table_to_send()), spec=spec_to_pb(spec), wait_seconds=wait_seconds
         )

@@ -71,11 +71,11 @@ class _Turn(ClosingTurn):
                 pass
             case ev.Settle():
                 self._settle()
-                self.find_evaluator()
+                self.find_testers()
             case ev.Tick():
                 self._settle()
                 self._tick()
-                self.find_evaluator()  # once it is known who trains in the next round
+                self.find_testers()  # once it is known who trains in the next round
             case ev.Restarted():
                 self._restarted()
             case ev.Joined(member):
@@ -84,7 +84,7 @@ class _Turn(ClosingTurn):
                 self._leave(client, "it left")
             case ev.Disconnected(client):
                 self.change_member(client, connected=False)
-                self.free_evaluator(client)
+                self.free_tester(client)
             case ev.Lost(client):
                 self._silent(client)
             case ev.Found(client):
@@ -113,6 +113,8 @@ class _Turn(ClosingTurn):
                 self.committed(event)
             case ev.Evaluated():
                 self.evaluated(event)
+            case ev.OwnTested():
+                self.own_tested(event)
             case ev.Kept():
                 self.kept(event)
             case ev.Controlled():
@@ -139,7 +141,7 @@ class _Turn(ClosingTurn):
             self.set(replace(self.state, handover=replace(handover, speeds=speeds)))
         self.set(without(self.state.with_member(replace(member, connected=True)), member.client))
         self.do(ev.Persist("member", member.client))
-        self.free_evaluator(member.client)  # a test that it had went to its older session
+        self.free_tester(member.client)  # a test that it had went to its older session
         open_round = self.state.open
         late = self.state.handover.at_work.get(member.client)
         if open_round is not None and open_round.status == OPEN and member.client in open_round.tasks:
@@ -153,7 +155,7 @@ class _Turn(ClosingTurn):
         if client in self.state.members:
             self.change_member(client, has_left=True)
             self.do(ev.Persist("member", client))
-            self.free_evaluator(client)
+            self.free_tester(client)
             self._give_up_late(client)
             if self.state.open is not None:
                 self._lose(client, self.state.open.round_num, why)
@@ -169,7 +171,7 @@ class _Turn(ClosingTurn):
     def _silent(self, client: str) -> None:
         """The open round does not wait for it; heard again before the seal, it counts like any other."""
         self.change_member(client, silent=True)
-        self.free_evaluator(client)
+        self.free_tester(client)
         if self.state.open is not None:
             self._lose(client, self.state.open.round_num, SILENT)
 
@@ -262,7 +264,7 @@ class _Turn(ClosingTurn):
 
     def _restarted(self) -> None:
         members = {name: replace(m, connected=False, silent=False) for name, m in self.state.members.items()}
-        self.set(replace(self.state, members=members, evaluation=None))
+        self.set(replace(self.state, members=members, evaluation=None, own_tests=None))
         if self.state.phase != HELD:
             self.start_test()
         open_round = self.state.open
@@ -277,9 +279,8 @@ class _Turn(ClosingTurn):
     # A round from its opening to its end
 
     def _tick(self) -> None:
-        open_round, evaluation = self.state.open, self.state.evaluation
-        if evaluation is not None and not evaluation.answered and self.now >= evaluation.deadline:
-            self.miss_test(evaluation.evaluator)
+        open_round = self.state.open
+        self.pass_test_deadlines()
         if open_round is None:
             self._open()
         elif open_round.status == OPEN and self.now >= open_round.deadline:
@@ -378,10 +379,10 @@ class _Turn(ClosingTurn):
 
     def _wait(self) -> ev.Wait:
         """What the run waits for now."""
-        open_round, evaluation = self.state.open, self.state.evaluation
+        open_round = self.state.open
         if self.state.phase == HELD:
             return ev.Wait()
-        until = [evaluation.deadline] if evaluation is not None and not evaluation.answered else []
+        until = self.test_deadlines()
         why = ""
         if open_round is None and self.state.phase not in (PAUSED, QUEUED):
             why = waits_for(self._num_missing(), self.state)

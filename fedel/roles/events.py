@@ -178,6 +178,20 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class OwnTested:
+    """A client tested the model on its own data, or could not."""
+
+    client: str
+    version: int
+    accuracy: float
+    loss: float
+    num_samples: int
+    seconds: float | None = None
+    problem: str = ""
+    """Why it could not."""
+
+
+@dataclass(frozen=True)
 class Kept:
     """The aggregators keep the best model; what Keep asked for is done."""
 
@@ -244,6 +258,7 @@ Event = (
     | Sealed
     | Committed
     | Evaluated
+    | OwnTested
     | Kept
     | Controlled
     | Admitted
@@ -373,6 +388,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class AskOwnTest:
+    """Have a client test a model on its own data; answer with OwnTested."""
+
+    client: str
+    version: int
+
+
+@dataclass(frozen=True)
 class Keep:
     """Have the aggregators keep the best model; answer with Kept."""
 
@@ -416,6 +439,7 @@ Effect = (
     | Seal
     | Commit
     | Evaluate
+    | AskOwnTest
     | Keep
     | Close
     | End

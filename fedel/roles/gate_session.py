@@ -78,6 +78,8 @@ def objection_to_join(digest: str, member: Member, spec: ModelSpec) -> str:
             f"the agent holds {member.num_samples} training samples, which is not between 1 and"
             f" {MAX_SAMPLES:g}: see its [data] section"
         )
+    if not 0 <= member.num_held_out <= MAX_SAMPLES:
+        return f"the agent holds {member.num_held_out} samples out, which is not between 0 and {MAX_SAMPLES:g}"
     objection = objection_to_profile(member.profile, spec)
     return f"the agent's timing profile: {objection}: profile the device again" if objection else ""
 
@@ -193,6 +195,15 @@ def objection_to_score(accuracy: float, loss: float, seconds: float | None) -> s
         or objection_to_numbers({"loss": abs(loss)}, MAX_NUMBER)
         or objection_to_numbers({"seconds": seconds or 0.0}, MAX_SECONDS)
     )
+
+
+def objection_to_own_score(
+    accuracy: float, loss: float, seconds: float | None, num_samples: int, member: Member
+) -> str:
+    """A test of a model on a client's own data: as many samples as it said when it joined."""
+    if num_samples != member.num_held_out:
+        return f"it is of {num_samples} samples, and the client holds {member.num_held_out} out"
+    return objection_to_score(accuracy, loss, seconds)
 
 
 def plausible(usage: DeviceUsage) -> DeviceUsage:

@@ -172,11 +172,11 @@ class RepeatingTurn(Turn, ABC):
 
     @abstractmethod
     def test_again(self) -> None:
-        """Have the oldest committed model tested again; in ``closing.py``."""
+        """Have the oldest committed model tested again; in ``model_tests.py``."""
 
     @abstractmethod
     def close_untested(self) -> None:
-        """Close the records that wait for a test; in ``closing.py``."""
+        """Close the records that wait for a test; in ``model_tests.py``."""
 
     @abstractmethod
     def new_attempt(self) -> None:

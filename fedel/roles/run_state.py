@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fedel.records import DeviceUsage, RoundRecord
+from fedel.records import DeviceUsage, OwnScore, RoundRecord
 from fedel.roles.planner import Handover
 from fedel.roles.secure_round import SecureRound
 from fedel.types import ClientView, Plan, Report, Task, TimingProfile
@@ -41,6 +41,8 @@ class Member:
     device_type: str = ""
     can_evaluate: bool = False
     """It holds test data."""
+    num_held_out: int = 0
+    """Samples of its own that it tests models on and does not train on."""
     has_left: bool = False
     """It said goodbye, and gets no tasks until it joins again."""
     connected: bool = False
@@ -82,6 +84,24 @@ class Evaluation:
     """Clients that tried and failed."""
     answered: bool = False
     """The score is there: the best so far, which the aggregators are asked to keep."""
+    over: bool = False
+    """Nothing more is to come of it; clients may still test on their own data."""
+    is_best: bool = False
+    """It is over, and the aggregators keep the model as the best."""
+
+
+@dataclass(frozen=True)
+class OwnTests:
+    """The tests of that model on clients' own data."""
+
+    deadline: float
+    waiting: frozenset[str]
+    """Clients that have not answered."""
+    asked: frozenset[str] = frozenset()
+    """Of these, those that have the task."""
+    scores: Mapping[str, OwnScore] = field(default_factory=dict)
+    num_missing: int = 0
+    """Clients that will not answer."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +151,8 @@ class RunState:
     """Of the rounds that are not closed although their model is made; complete but for the test."""
     evaluation: Evaluation | None = None
     """Of the first of these."""
+    own_tests: OwnTests | None = None
+    """Of the same."""
     late_results: Mapping[str, TaskResult] = field(default_factory=dict)
     """What came of tasks in ``handover.at_work``."""
     untrained_rounds: Mapping[str, int] = field(default_factory=dict)

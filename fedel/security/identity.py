@@ -83,6 +83,7 @@ RULES: Mapping[str, frozenset[str]] = {
             "DeleteRun": (SERVICE,),
         },
     ),
+    **_calls("fedel.v1.CodeService", {"PutCode": (OPERATOR,), "GetCode": (AGENT, OPERATOR)}),
     # Enrol is not here: it has a separate port, for callers that have no certificate yet.
     **_calls("fedel.v1.EnrolmentService", {"Renew": ROLES, "GetRevocationList": (SERVICE,)}),
     **_calls("grpc.health.v1.Health", {"Check": ROLES, "Watch": ROLES, "List": ROLES}),

@@ -69,6 +69,7 @@ class ModelHeader(_message.Message):
     SERVER_JSON_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_FIELD_NUMBER: _builtins.int
     STALENESS_POWER_FIELD_NUMBER: _builtins.int
+    CODE_SHA256_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the new run."""
     strategy_json: _builtins.str
@@ -87,6 +88,8 @@ class ModelHeader(_message.Message):
     """With the late policy "weigh": the most rounds that an update may be late."""
     staleness_power: _builtins.float
     """With the late policy "weigh": what is n rounds late counts (1 + n) to the power of minus this."""
+    code_sha256: _builtins.str
+    """SHA-256 of the code that came with the job and holds its method; empty if the method is not in there."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
         """Blocks and tensors of the whole model, including those that other aggregators keep."""
@@ -109,10 +112,11 @@ class ModelHeader(_message.Message):
         server_json: _builtins.str = ...,
         max_staleness: _builtins.int = ...,
         staleness_power: _builtins.float = ...,
+        code_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "max_staleness", b"max_staleness", "protection_json", b"protection_json", "run", b"run", "server_json", b"server_json", "spec", b"spec", "staleness_power", b"staleness_power", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code_sha256", b"code_sha256", "keep_every", b"keep_every", "late_policy", b"late_policy", "max_staleness", b"max_staleness", "protection_json", b"protection_json", "run", b"run", "server_json", b"server_json", "spec", b"spec", "staleness_power", b"staleness_power", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -318,6 +318,7 @@ class Join(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     CAN_EVALUATE_FIELD_NUMBER: _builtins.int
+    NUM_HELD_OUT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     model_digest: _builtins.str
@@ -326,6 +327,8 @@ class Join(_message.Message):
     """Number of training samples that the client holds."""
     can_evaluate: _builtins.bool
     """True if the client has test data and can evaluate models."""
+    num_held_out: _builtins.int
+    """Number of samples of its own that the client tests models on and does not train on."""
     @_builtins.property
     def profile(self) -> _task_pb2.TimingProfile:
         """Timing profile: how fast the device is."""
@@ -338,10 +341,11 @@ class Join(_message.Message):
         num_samples: _builtins.int = ...,
         profile: _task_pb2.TimingProfile | None = ...,
         can_evaluate: _builtins.bool = ...,
+        num_held_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "model_digest", b"model_digest", "num_samples", b"num_samples", "profile", b"profile", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "model_digest", b"model_digest", "num_held_out", b"num_held_out", "num_samples", b"num_samples", "profile", b"profile", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -552,6 +556,8 @@ class EvaluationDone(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     model_version: _builtins.int
@@ -564,6 +570,10 @@ class EvaluationDone(_message.Message):
     """Number of test samples."""
     seconds: _builtins.float
     """Seconds that the evaluation took."""
+    own: _builtins.bool
+    """True if it is of the samples that the client holds out."""
+    problem: _builtins.str
+    """Why such an evaluation failed, as text for people; empty if it did not."""
     def __init__(
         self,
         *,
@@ -573,10 +583,12 @@ class EvaluationDone(_message.Message):
         loss: _builtins.float = ...,
         num_samples: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        own: _builtins.bool = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "loss", b"loss", "model_version", b"model_version", "num_samples", b"num_samples", "run", b"run", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "loss", b"loss", "model_version", b"model_version", "num_samples", b"num_samples", "own", b"own", "problem", b"problem", "run", b"run", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1166,19 +1178,23 @@ class EvaluationTask(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     model_version: _builtins.int
     """Version of the model."""
+    own: _builtins.bool
+    """True: on the samples that the client holds out. False: on the data set's test data."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         model_version: _builtins.int = ...,
+        own: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_version", b"model_version", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_version", b"model_version", "own", b"own", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,7 +30,8 @@ from grpc import aio
 
 from fedel.security import certificates as x
 from fedel.v1 import aggregator_pb2 as agg
-from fedel.v1 import aggregator_pb2_grpc, coordinator_pb2_grpc, enrolment_pb2_grpc  # noqa: F401
+from fedel.v1 import aggregator_pb2_grpc, code_pb2_grpc, coordinator_pb2_grpc, enrolment_pb2_grpc  # noqa: F401
+from fedel.v1 import code_pb2 as code
 from fedel.v1 import coordinator_pb2 as coord
 from fedel.v1 import enrolment_pb2 as enrolment
 from fedel.v1.model_pb2 import Chunk
@@ -55,13 +56,20 @@ GROWTH_MEGABYTES = 64
 MOST_HELD = 40
 """Sessions that stay open until the end of their batch."""
 FOREIGN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-_FILES = (agg.DESCRIPTOR, coord.DESCRIPTOR, enrolment.DESCRIPTOR)
+_FILES = (agg.DESCRIPTOR, coord.DESCRIPTOR, enrolment.DESCRIPTOR, code.DESCRIPTOR)
 METHODS: Mapping[str, MethodDescriptor] = {
     method.name: method
     for file in _FILES
     for service in file.services_by_name.values()
     for method in service.methods
 }
+
+
+def _code() -> list[list[Message]]:
+    """In two pieces; the signature is nobody's."""
+    text = samples.CODE.text
+    pieces = [code.PutCodeRequest(piece=part) for part in (text[:10], text[10:])]
+    return [[code.PutCodeRequest(header=samples.CODE.header), *pieces]]
 
 
 def _model(run: str) -> list[Message]:
@@ -140,6 +148,8 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         "PlanRun": lambda: [[_plan()]],
         "ListAggregators": lambda: [[coord.ListAggregatorsRequest()]],
         "Enrol": lambda: [[enrolment.EnrolRequest(secret="x" * 22, signing_request=_request())]],
+        "PutCode": _code,
+        "GetCode": lambda: [[code.GetCodeRequest(sha256=samples.CODE.header.sha256)]],
         "Renew": lambda: [[enrolment.RenewRequest(signing_request=_request())]],
     }
     return tuple(tuple(stream) for stream in made[method]())
@@ -232,7 +242,7 @@ class Rpc:
 
 AGENT_METHODS = ("Session", "PutUpdate", "GetModel", "ListAggregators")
 """What any agent may call: whatever it sends, the run goes on."""
-TLS_METHODS = ("PutUpdate", "GetModel", "Session", "Renew", "Enrol", "GetRevocationList")
+TLS_METHODS = ("PutUpdate", "GetModel", "Session", "Renew", "Enrol", "GetRevocationList", "PutCode", "GetCode")
 RPCS: Mapping[str, Rpc] = {
     rpc.name: rpc
     for rpc in (

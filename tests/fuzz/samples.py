@@ -10,11 +10,14 @@ from functools import cache, lru_cache
 import numpy as np
 
 from fedel import testing
+from fedel.bundle import Bundle
+from fedel.security.signed_keys import Proof
 from fedel.types import LocalWork, Memory, Patch, Report, StepCost, Task, Update, WidthTime, Window
 from fedel.v1 import aggregator_pb2 as agg
 from fedel.v1 import coordinator_pb2 as coord
 from fedel.v1 import task_pb2
 from fedel.v1.model_pb2 import Chunk
+from fedel.wire import code
 from fedel.wire.codec import profile_to_pb, report_to_pb, spec_to_pb, task_to_pb
 from fedel.wire.payload import pack
 from fedel.wire.protocol import PROTOCOL
@@ -22,6 +25,7 @@ from fedel.wire.streams import model_header
 
 RUN = "night-1"
 PLANNED = "planned"
+CODE = code.stored(Bundle({"own.py": "def net():\n    pass\n"}).text, Proof(b"no certificate", b"no signature"))
 """A run whose open round takes the updates of all clients that speak in the cases."""
 SPEC = testing.spec()
 STRATEGY = {"name": "fedavg", "weighting": "samples"}

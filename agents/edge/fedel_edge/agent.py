@@ -33,6 +33,7 @@ from fedel_edge.agent_state import AgentState, Assignment, Effect
 from fedel_edge.certificates import keep_renewed, with_certificate_name
 from fedel_edge.config import AgentConfig
 from fedel_edge.drift import is_idle
+from fedel_edge.job_code import CodeDesk, TakenCode
 from fedel_edge.joined_runs import JoinedRun, Shard, prepare
 from fedel_edge.pace import Clocks
 from fedel_edge.session import Session
@@ -73,6 +74,9 @@ class Agent:
         self.counts: Counter[str] = Counter()
         """Tasks that were ``done``, ``failed`` or ``given_up``, and ``evaluations``."""
         self._state = AgentState(config.client, config.slowdown, config.limits)
+        self._code_desk = CodeDesk(config.code, config.tls, config.state_dir, config.client)
+        self._codes: dict[str, TakenCode] = {}
+        """What came with jobs, by run."""
         self._task_runs: dict[Assignment, TaskRun] = {}
         """Those that are not settled yet."""
         self._turn = asyncio.Lock()
@@ -213,6 +217,15 @@ class Agent:
     async def _remove(self, run: JoinedRun) -> None:
         await self._last_test_ended()
         await self.worker.run(run.folder.remove)
+        if run.name not in self._state.names:
+            self._use_code(run.name, None)
+
+    def _use_code(self, run: str, taken: TakenCode | None) -> None:
+        """Code of an earlier run of this name is forgotten."""
+        if run in self._codes:
+            self._codes.pop(run).code.close()
+        if taken is not None:
+            self._codes[run] = taken
 
     def _last_test_ended(self) -> asyncio.Future[None]:
         """A test that was given up may still write into the folder of its run, which another may get."""
@@ -227,8 +240,14 @@ class Agent:
                 for shard in offer.shards:
                     self.config.tls.check(shard.address)
                 in_use = self._state.names - {offer.run}
-                run = await self._within_limit(partial(prepare, offer, self.config, in_use))
+                taken = await self._code_desk.take(offer, self._dialer, self.config.coordinator)
+                self._use_code(offer.run, taken)
+                code = taken.code if taken else None
+                run = await self._within_limit(partial(prepare, offer, self.config, in_use, code))
+                if taken is not None:
+                    await self.worker.run(partial(run.folder.keep_code, taken.stored))
             except Exception as error:
+                self._use_code(offer.run, None)
                 self._carry_out(self._state.not_prepared(offer, self._failure(offer.run, -1, error)))
             else:
                 self._carry_out(self._state.prepared(run))
@@ -309,7 +328,10 @@ class Agent:
         error = ServiceError(
             f"it took longer than limits.max_task_seconds = {limit:g} of this device: given up"
         )
-        return self._failure(assignment.run.name, assignment.number if is_task else -1, error)
+        failure = self._failure(assignment.run.name, assignment.number if is_task else -1, error)
+        message = assignment.message
+        is_own = isinstance(message, coordinator_pb2.EvaluationTask) and message.own
+        return decided.own_test_failed(message, failure.failed.message) if is_own else failure  # type: ignore[arg-type]
 
     async def _free(self, worker: Worker) -> None:
         try:
@@ -360,7 +382,8 @@ class Agent:
         try:
             done = await self._runner.evaluate(task_run, task)
         except Exception as error:
-            return self._failure(task.run, -1, error)
+            failure = self._failure(task.run, -1, error)
+            return decided.own_test_failed(task, failure.failed.message) if task.own else failure
         self.counts["evaluations"] += 1
         return SessionRequest(evaluation=done)
 

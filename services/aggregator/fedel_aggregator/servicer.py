@@ -11,6 +11,7 @@ from typing import Any
 
 from fedel_services.errors import describe_call
 from fedel_services.guard import caller, require_client
+from fedel_services.job_code import FolderShelf
 from fedel_services.threads import in_thread
 from prometheus_client import CollectorRegistry
 
@@ -49,6 +50,11 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self._permits = UploadPermits(config.max_uploads)
         self._downloads = Shares(config.max_downloads, config.max_downloads_per_client)
         self._runs = Runs(config.data_dir, config.keep_updates, config.code)
+
+    @property
+    def shelf(self) -> FolderShelf:
+        """Code that came with jobs."""
+        return self._runs.shelf
 
     def load(self) -> None:
         """Continue every run where it was."""

@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -33,6 +34,7 @@ from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.errors import ModelMissing, NameTaken, NoSuchRun
 from fedel_coordinator.fleet import Fleet
 from fedel_coordinator.housekeeping import Housekeeper
+from fedel_coordinator.job_code import code_of, drop_unused
 from fedel_coordinator.messages import Message
 from fedel_coordinator.persistence import spec_from_json, spec_to_json
 from fedel_coordinator.run import CoordinatorRun
@@ -110,6 +112,7 @@ class Coordinator:
         rows = await asyncio.to_thread(self.store.runs, brief=True)
         if not rows:
             self._warn_of_lost_runs()
+        await asyncio.to_thread(drop_unused, self.store, rows)
         ended = [row.name for row in rows if row.phase in ENDED][:MAX_ENDED_AGAIN]
         self._ending = asyncio.create_task(self._end_again(ended), name="end runs again")
         for row in rows:
@@ -188,7 +191,8 @@ class Coordinator:
 
     async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
         """A new run, or the run of this name if it is the same; that one may have ended."""
-        with plugins.only(self.config.code):
+        code = await asyncio.to_thread(code_of, self.store, f"new {name}", config_json)
+        with plugins.only(self.config.code, code), closing(code) if code else nullcontext():
             config = checked(name, config_json, spec)
         row = RunRow(
             name=name,

@@ -87,6 +87,16 @@ STEPS: tuple[tuple[str, ...], ...] = (
             error_trace TEXT NOT NULL
         )""",
     ),
+    # Code that came with jobs. To SQLite any type is right.
+    (
+        """CREATE TABLE codes (
+            sha256 TEXT NOT NULL PRIMARY KEY,
+            content BYTEA NOT NULL,
+            stored_at DOUBLE PRECISION NOT NULL
+        )""",
+    ),
+    # Samples that a client tests models on and does not train on.
+    ("ALTER TABLE clients ADD COLUMN num_held_out BIGINT NOT NULL DEFAULT 0",),
 )
 
 

@@ -61,6 +61,8 @@ class RecordKeeper:
         self._metrics.observe_round(name, record, self._planner.spec.num_bytes)
         if record.accuracy is not None and record.test_loss is not None:
             self._metrics.observe_evaluation(name, record.accuracy, record.test_loss)
+        if record.client_tests is not None:
+            self._metrics.observe_own_tests(name, record.client_tests)
 
     async def write_result(self) -> None:
         await self.write(lambda directory: directory.finish(self.result()))

@@ -10,6 +10,7 @@ from typing import Any
 from fedel import plugins, request_id
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
+from fedel.job_code import JobCode
 from fedel.records import RoundRecord
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
@@ -24,6 +25,7 @@ from fedel_coordinator import messages, persistence
 from fedel_coordinator.activity import Activity
 from fedel_coordinator.change_signal import ChangeSignal, wait_for_event
 from fedel_coordinator.errors import RunEnded
+from fedel_coordinator.job_code import code_of
 from fedel_coordinator.record_keeping import RecordKeeper
 from fedel_coordinator.run_members import RunMembers
 from fedel_coordinator.run_services import RunServices
@@ -41,14 +43,17 @@ HEAVY = (ev.Tick, ev.Committed)
 class CoordinatorRun(RunMembers):
     """One run of this process. ``state`` changes only in ``_apply``, under the lock."""
 
-    def __init__(self, row: RunRow, services: RunServices, stored: persistence.LoadedRun) -> None:
-        self.row = row
+    def __init__(
+        self, row: RunRow, services: RunServices, stored: persistence.LoadedRun, code: JobCode | None = None
+    ) -> None:
+        """``code`` came with the job; this machine runs it only if it allows that."""
+        self.row, self._code = row, code
         self.name = row.name
         self.services = services
         self.config = RunConfig.parse(from_config(row), f"run '{row.name}'")
         self.spec = persistence.spec_from_json(row.spec_json)
         self.selector = Selector.parse(self.config.clients)
-        with plugins.only(services.limits.code):
+        with plugins.only(services.limits.code, code):
             self.engine = RoundEngine(RoundPlanner(self.config, self.spec), relays=True)
         self.state: RunState = stored.state
         self.last_record: RoundRecord | None = stored.last_record
@@ -77,7 +82,8 @@ class CoordinatorRun(RunMembers):
     async def load(row: RunRow, services: RunServices) -> CoordinatorRun:
         """The run as the store knows it."""
         stored = await asyncio.to_thread(persistence.load, services.store, row)
-        return CoordinatorRun(row, services, stored)
+        code = await asyncio.to_thread(code_of, services.store, row.name, row.config_json)
+        return CoordinatorRun(row, services, stored, code)
 
     @property
     def notice(self) -> str:
@@ -244,7 +250,7 @@ class CoordinatorRun(RunMembers):
                 push(client, self.name, messages.closed_message(self.name, effect))
             case ev.Ignore(client, reason, kind):
                 self._refuse(client, kind, reason)
-            case ev.Evaluate(client):
+            case ev.Evaluate(client) | ev.AskOwnTest(client):
                 push(client, self.name, messages.evaluation_message(self.name, effect))
             case ev.Open():
                 self._start(self._call(lambda: self._open(effect)), WAITS)
@@ -323,6 +329,8 @@ class CoordinatorRun(RunMembers):
             self.services.sessions.push(client, self.name, messages.ended_message(self.name, phase))
         self._start(self._end_shards(), WAITS)
         await self.keeper.write_result()
+        if self._code is not None:
+            self._code.close()
 
     async def _end_shards(self) -> None:
         """A run that is over takes nothing; where this does not arrive, only the aggregator's disk pays."""

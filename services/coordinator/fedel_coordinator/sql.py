@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -20,13 +20,14 @@ from fedel_coordinator.migrations import migrate
 from fedel_coordinator.store import (
     AgentRow,
     ClientRow,
+    CodeRow,
     ReportRow,
     RoundRow,
     RunRow,
     StoreUnavailable,
 )
 
-Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow, AgentRow)
+Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow, AgentRow, CodeRow)
 LOCKED_SECONDS = 30
 """How long to wait for another process that writes to the same SQLite file."""
 
@@ -35,7 +36,7 @@ DAMAGED = ("malformed", "not a database")
 
 LARGE = ("spec_json", "state_json")
 """Columns of a run that a list of runs does without."""
-_TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean}
+_TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean, "bytes": sa.LargeBinary}
 metadata = sa.MetaData()
 
 
@@ -52,6 +53,7 @@ runs = _table("runs", RunRow, "name")
 clients = _table("clients", ClientRow, "run", "client")
 rounds = _table("rounds", RoundRow, "run", "round_num")
 reports = _table("reports", ReportRow, "run", "round_num", "client")
+codes = _table("codes", CodeRow, "sha256")
 agents = _table("agents", AgentRow, "name")
 
 
@@ -159,6 +161,20 @@ class SqlStore:
         key = (reports.c.run == run, reports.c.round_num == round_num)
         return self._sorted(ReportRow, sa.select(reports).where(*key))
 
+    def put_code(self, row: CodeRow) -> None:
+        self._put(codes, row)
+
+    def code(self, sha256: str) -> CodeRow | None:
+        return self._first(CodeRow, sa.select(codes).where(codes.c.sha256 == sha256))
+
+    def drop_codes(self, keep: Collection[str], before: float) -> None:
+        with self._writing() as connection:
+            old = (
+                connection.execute(sa.select(codes.c.sha256).where(codes.c.stored_at < before)).scalars().all()
+            )
+            for sha256 in set(old) - set(keep):
+                connection.execute(sa.delete(codes).where(codes.c.sha256 == sha256))
+
     def put_agents(self, rows: Sequence[AgentRow]) -> None:
         statement = self._insert(agents)
         changed = {column.name: statement.excluded[column.name] for column in agents.columns}
@@ -175,7 +191,7 @@ class SqlStore:
     def close(self) -> None:
         self._engine.dispose()
 
-    def _put(self, table: sa.Table, row: ClientRow | RoundRow | ReportRow) -> None:
+    def _put(self, table: sa.Table, row: ClientRow | RoundRow | ReportRow | CodeRow) -> None:
         values = asdict(row)
         statement = self._insert(table).values(values)
         self._execute(

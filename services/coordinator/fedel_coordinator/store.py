@@ -5,7 +5,7 @@ Every method is one transaction and blocks: the service calls them in threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,7 @@ class ClientRow:
     can_evaluate: bool
     profile_json: str
     has_left: bool = False
+    num_held_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,16 @@ class AgentRow:
     error_round: int = -1
     error_message: str = ""
     error_trace: str = ""
+
+
+@dataclass(frozen=True)
+class CodeRow:
+    """Code that came with a job."""
+
+    sha256: str
+    content: bytes
+    """Of a ``StoredCode``."""
+    stored_at: float
 
 
 class Store(Protocol):
@@ -174,6 +185,16 @@ class Store(Protocol):
 
     def reports(self, run: str, round_num: int) -> list[ReportRow]:
         """By client."""
+        ...
+
+    def put_code(self, row: CodeRow) -> None:
+        """Insert or replace."""
+        ...
+
+    def code(self, sha256: str) -> CodeRow | None: ...
+
+    def drop_codes(self, keep: Collection[str], before: float) -> None:
+        """Delete code that was stored before this time, but for these hashes."""
         ...
 
     def put_agents(self, rows: Sequence[AgentRow]) -> None:

@@ -125,7 +125,8 @@ function drawHead() {
 
 function figures() {
   const { head, rounds, setting } = state, open = head.open_round, last = rounds.at(-1);
-  const tested = rounds.findLast((r) => r.accuracy !== null), rows = [...table.rows.values()];
+  const tested = rounds.findLast((r) => r.accuracy !== null), own = rounds.findLast((r) => r.client_tests)?.client_tests.overall;
+  const rows = [...table.rows.values()];
   const full = last ? setting.model_bytes * Math.max(1, last.num_updates) : 0;
   return [
     figure("Round", open ? `${open.round + 1}` : "–", `${rounds.length} of ${head.num_rounds} closed`),
@@ -134,6 +135,7 @@ function figures() {
       open?.num_lost ? `${open.num_lost} lost` : open ? "this round" : "last round"),
     figure("T_th", seconds(head.budget_seconds || last?.budget_seconds || null), "time budget per step, all clients", T_TH),
     figure("Accuracy", tested ? percent(tested.accuracy) : "–", head.best_accuracy === null ? "not tested yet" : `best ${percent(head.best_accuracy)}`),
+    ...(own ? [figure("On clients' own data", percent(own.mean_accuracy), `worst ${percent(own.worst_accuracy)} (${own.worst_client}), ${own.num_clients} clients`)] : []),
     figure("Clients", `${rows.filter((r) => r.connected).length} of ${rows.length}`, "connected"),
     figure("Last round", last ? seconds(last.latency_seconds) : "–", last?.deviation ? `slowest client ${signed(last.deviation.max)} against T_th` : ""),
     figure("Sent by clients", last ? bytes(last.bytes_up) : "–", full ? `${percent(1 - last.bytes_up / full, 0)} less than the whole model` : ""),
