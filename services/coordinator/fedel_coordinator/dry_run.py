@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
 from fedel import plugins
@@ -20,6 +21,7 @@ from fedel_coordinator import messages
 from fedel_coordinator.change_signal import wait_for_event
 from fedel_coordinator.coordinator import Coordinator, checked
 from fedel_coordinator.errors import NotNow
+from fedel_coordinator.job_code import code_of
 from fedel_coordinator.sessions import Session
 
 MAX_WAIT_SECONDS, MAX_DRY_RUNS = 3600.0, 4
@@ -76,9 +78,16 @@ async def plan_run(coordinator: Coordinator, request: pb.PlanRunRequest, spec: M
     if len(coordinator.dry_runs) >= MAX_DRY_RUNS:
         raise NotNow(f"{MAX_DRY_RUNS} plans are being made already: try again when one of them is there")
     name = f"plan-{secrets.token_hex(4)}"
-    with plugins.only(coordinator.config.code):
-        config = checked(name, request.config_json, spec)
-        planner = RoundPlanner(config, spec)
+    code = await asyncio.to_thread(code_of, coordinator.store, name, request.config_json)
+    with closing(code) if code else nullcontext():
+        with plugins.only(coordinator.config.code, code):
+            config = checked(name, request.config_json, spec)
+            planner = RoundPlanner(config, spec)
+        return to_json(await _planned(coordinator, name, planner, request.wait_seconds))
+
+
+async def _planned(coordinator: Coordinator, name: str, planner: RoundPlanner, seconds: float) -> PlannedRun:
+    config, spec = planner.run, planner.spec
     selector, here = Selector.parse(config.clients), coordinator.sessions.clients
     asked = frozenset(client for client in here if coordinator.fleet.allows(client, selector))
     dry = DryRun(name, spec, asked)
@@ -88,13 +97,13 @@ async def plan_run(coordinator: Coordinator, request: pb.PlanRunRequest, spec: M
         for client in asked:
             coordinator.sessions.push_to(client, offer)
         if asked:
-            await wait_for_event(dry.all_answered, request.wait_seconds)
+            await wait_for_event(dry.all_answered, seconds)
     finally:
         del coordinator.dry_runs[name]
         for client in asked:
             coordinator.sessions.push_to(client, messages.ended_message(name, STOPPED))
     found = await asyncio.to_thread(_forecast, coordinator, planner, dry)
-    return to_json(PlannedRun(found, tuple(_left_out(coordinator, dry, selector, request.wait_seconds))))
+    return PlannedRun(found, tuple(_left_out(coordinator, dry, selector, seconds)))
 
 
 def _forecast(coordinator: Coordinator, planner: RoundPlanner, dry: DryRun) -> Forecast | None:
