@@ -42,14 +42,14 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--coordinator", default=ADDRESS, metavar="HOST:PORT", help=f"default: {ADDRESS}")
     add_certs(parser)
     parser.add_argument(
+        "--code", action="append", default=[], metavar="PATH", help="your own code, as for `fedel run`"
+    )
+    parser.add_argument(
         "--wait",
         type=float,
         default=WAIT_SECONDS,
         metavar="SECONDS",
         help="for agents that measure or work",
-    )
-    parser.add_argument(
-        "--code", action="append", default=[], metavar="PATH", help="code to send along: docs/job-code.md"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=main)
@@ -64,12 +64,11 @@ def main(arguments: argparse.Namespace) -> int:
 
     made = read(arguments.job, overrides=arguments.set)
     made.table.pop("fleet", None)
-    job = RunConfig.parse(made.table, made.where)
     bundle, tls = packed(made, arguments.code), Tls.of_user(arguments.certs)
-    job = replace(job, bundle=bundle.sha256 if bundle else "")
-    with plugins.only(None, JobCode(bundle, "", "desk") if bundle else None):
+    job = replace(RunConfig.parse(made.table, made.where), bundle=bundle.sha256 if bundle else "")
+    with made.objects.known(), plugins.only(None, JobCode(bundle, "", "desk") if bundle else None):
         _, spec, _ = first_model(job)
-        code = signed(bundle, job, tls) if bundle else None
+    code = signed(bundle, job, tls) if bundle else None
     text = asyncio.run(plan_run(arguments.coordinator, job, spec, arguments.wait, tls, code))
     if arguments.json:
         print(text)

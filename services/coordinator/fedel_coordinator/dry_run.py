@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fedel import plugins
 from fedel.errors import ConfigError, FedelError
+from fedel.job_code import JobCode
 from fedel.roles.forecast import Forecast, forecast
 from fedel.roles.gate import clean
 from fedel.roles.planner import RoundPlanner
@@ -80,14 +81,15 @@ async def plan_run(coordinator: Coordinator, request: pb.PlanRunRequest, spec: M
     name = f"plan-{secrets.token_hex(4)}"
     code = await asyncio.to_thread(code_of, coordinator.store, name, request.config_json)
     with closing(code) if code else nullcontext():
-        with plugins.only(coordinator.config.code, code):
-            config = checked(name, request.config_json, spec)
-            planner = RoundPlanner(config, spec)
-        return to_json(await _planned(coordinator, name, planner, request.wait_seconds))
+        return await _plan(coordinator, request, spec, name, code)
 
 
-async def _planned(coordinator: Coordinator, name: str, planner: RoundPlanner, seconds: float) -> PlannedRun:
-    config, spec = planner.run, planner.spec
+async def _plan(
+    coordinator: Coordinator, request: pb.PlanRunRequest, spec: ModelSpec, name: str, code: JobCode | None
+) -> str:
+    with plugins.only(coordinator.config.code, code):
+        config = checked(name, request.config_json, spec)
+        planner = RoundPlanner(config, spec)
     selector, here = Selector.parse(config.clients), coordinator.sessions.clients
     asked = frozenset(client for client in here if coordinator.fleet.allows(client, selector))
     dry = DryRun(name, spec, asked)
@@ -97,13 +99,13 @@ async def _planned(coordinator: Coordinator, name: str, planner: RoundPlanner, s
         for client in asked:
             coordinator.sessions.push_to(client, offer)
         if asked:
-            await wait_for_event(dry.all_answered, seconds)
+            await wait_for_event(dry.all_answered, request.wait_seconds)
     finally:
         del coordinator.dry_runs[name]
         for client in asked:
             coordinator.sessions.push_to(client, messages.ended_message(name, STOPPED))
     found = await asyncio.to_thread(_forecast, coordinator, planner, dry)
-    return PlannedRun(found, tuple(_left_out(coordinator, dry, selector, seconds)))
+    return to_json(PlannedRun(found, tuple(_left_out(coordinator, dry, selector, request.wait_seconds))))
 
 
 def _forecast(coordinator: Coordinator, planner: RoundPlanner, dry: DryRun) -> Forecast | None:
