@@ -24,7 +24,7 @@ from fedel.api.results import Result
 from fedel.cli import user_code
 from fedel.cli.local import Federation, LocalFleet
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
-from fedel.cli.submit import create, follow, save_model
+from fedel.cli.submit import control, create, follow, list_runs, save_model
 from fedel.data.model_input import ModelInput
 from fedel.errors import ConfigError, ServiceError
 from fedel.files import write_atomic
@@ -34,6 +34,7 @@ from fedel.report import runs
 from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
 from fedel.simulation.job import SimulationConfig
+from fedel.simulation.store import alone, check_same
 from fedel.strategies import build
 from fedel.strategies.base import clock_of
 from fedel.tracking import OnRound, ignore, tracked
@@ -54,6 +55,7 @@ def run(
     out: str | Path = "runs",
     coordinator: str = "",
     certs: str | Path = "",
+    resume: bool = False,
     mlflow: str = "",
     progress: Progress = True,
 ) -> Result:
@@ -61,7 +63,8 @@ def run(
 
     Models, data and methods reach those processes by name only. A function or class of a module is named by
     itself; one of a notebook, and arrays, are refused: put them into a module, or use ``fedel.simulate``.
-    Ctrl-C ends the processes and with them the run; at a federation elsewhere, the run goes on.
+    Ctrl-C ends the processes, and the same call with the run's ``name`` and ``resume=True`` continues it; at a
+    federation elsewhere the run goes on meanwhile, and that call follows it again.
 
     Args:
         job: the path of a TOML file, a table with the same keys, or a ``RunConfig``.
@@ -73,6 +76,7 @@ def run(
         out: the directory of runs.
         coordinator: ``HOST:PORT`` of a federation that runs already.
         certs: the folder of your certificate for it.
+        resume: continue the run if it is there; returns at once if it is over.
         mlflow: address of an MLflow server that gets every round, ``http://HOST:PORT``.
         progress: ``True`` shows every round, ``False`` nothing, a function gets every ``RoundRecord``.
     """
@@ -88,17 +92,24 @@ def run(
     name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
     out = Path(out)
     directory, console = out / name, console_of(progress)
-    if directory.exists():
-        raise ConfigError(f"{directory} exists already: choose another name (--name, name=), or delete it")
+    if is_over(directory, parsed, resume):
+        return Result(runs.load(directory), made.objects)
     fleet_size = 0 if coordinator else len(fleet.slowdowns)
     if fleet_size and (too_many := more_than_there_are(parsed.rounds.num_participants, fleet_size)):
         say(console, too_many, "yellow")
     try:
-        with tracked(mlflow, directory, parsed.table()) as track:
+        with (
+            contextlib.nullcontext(True) if coordinator else alone(directory) as is_alone,
+            tracked(mlflow, directory, parsed.table()) as track,
+        ):
+            if not is_alone:
+                raise ConfigError(f"another process works on {directory}; wait for it, or choose another name")
+            known = len(runs.load(directory).rounds) if (directory / "rounds.jsonl").exists() else 0
 
             def on_round(record: RoundRecord) -> None:
-                track(record)
-                heard(progress, record)
+                if record.round >= known:  # a run that is followed again tells all its rounds
+                    track(record)
+                    heard(progress, record)
 
             if coordinator:
                 tls, attended = Tls.of_user(str(certs)), console.is_terminal
@@ -115,14 +126,39 @@ def run(
                     Result(runs.load(directory), made.objects).report()
     except KeyboardInterrupt:
         goes_on = (
-            f"the run goes on at {coordinator}" if coordinator else f"its rounds so far are in {directory}"
+            f"the run goes on at {coordinator}; follow"
+            if coordinator
+            else f"its rounds are in {directory}; continue"
         )
-        raise Stopped(f"stopped; {goes_on}") from None
+        raise Stopped(
+            f"stopped; {goes_on} it with the same job, --name {name} and --resume (Python: name=, resume=True)"
+        ) from None
     if status.phase != pb.RUN_PHASE_FINISHED:
         raise ServiceError(
             f"run '{status.run}' {PHASES.get(status.phase, '?')}: {status.message or 'no reason given'}"
         )
     return Result(runs.load(directory), made.objects)
+
+
+def is_over(directory: Path, job: RunConfig, resume: bool) -> bool:
+    """Whether the run has finished before; raises ConfigError if it cannot begin or go on."""
+    if not directory.exists():
+        return False
+    if not resume:
+        raise ConfigError(
+            f"{directory} exists already: continue the run (--resume, in Python resume=True), choose another"
+            " name (--name, name=), or delete it"
+        )
+    if (directory / "config.toml").exists():
+        sent = RunConfig.parse(job.table_to_send()).table()  # as servers keep it, without files of this machine
+        check_same(config.read(directory / "config.toml"), sent, directory, RunConfig().table())
+    result = runs.load(directory).result if (directory / "result.json").exists() else None
+    if result is not None and result.phase != PHASES[pb.RUN_PHASE_FINISHED]:
+        raise ConfigError(
+            f"{directory}: the run {result.phase} ({result.message or 'no reason given'}) and cannot go on;"
+            " start another, from its best model if you like (--from)"
+        )
+    return result is not None
 
 
 def _check_names(made: JobTable) -> None:
@@ -194,8 +230,8 @@ async def watched(
     on_round: OnRound = ignore,
 ) -> pb.RunStatus:
     """Follow the run until it is over. Raises if a process of the federation ends by itself."""
-    address, tls = federation.coordinator, federation.tls
-    run = asyncio.create_task(one_run(address, name, job, directory, console, tls, on_round=on_round))
+    words = federation.coordinator, name, job, directory, console, federation.tls
+    run = asyncio.create_task(one_run(*words, own=True, on_round=on_round))
     watch = asyncio.create_task(federation.watch())
     try:
         done, pending = await asyncio.wait({run, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -212,8 +248,8 @@ async def watched(
         return run.result()
     except ServiceError as error:
         raise ServiceError(
-            f"{error}\nThis command started the federation, which ends with it: mend the cause, then start the"
-            f" job again. The logs are in {federation.logs}."
+            f"{error}\nThis command started the federation, which ends with it: mend the cause, then continue"
+            f" with --name {name} --resume. The logs are in {federation.logs}."
         ) from None
 
 
@@ -226,11 +262,13 @@ async def one_run(
     tls: Tls | None = None,
     *,
     attended: bool = False,
+    own: bool = False,
     on_round: OnRound = ignore,
 ) -> pb.RunStatus:
-    """Create the run, follow it to its end, and download its model.
+    """Create the run if it is not there, follow it to its end, and download its model.
 
     A run that paused by itself goes on when a person mends the cause: it is followed if one is ``attended``.
+    In a federation of its ``own``, whoever continues it has mended the cause.
     """
     from fedel.training.initial import origin_of  # torch takes seconds to import
 
@@ -238,7 +276,11 @@ async def one_run(
     origin = await asyncio.to_thread(origin_of, job.workload)
     directory.mkdir(parents=True, exist_ok=True)
     taken.save(directory)
-    await create(address, name, job, spec, tensors, tls)
+    known = {status.run: status.phase for status in await list_runs(address, tls)}
+    if name not in known:
+        await create(address, name, job, spec, tensors, tls)
+    elif own and known[name] == pb.RUN_PHASE_PAUSED:
+        await control(address, name, pb.RUN_ACTION_RESUME, tls)
     records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:
 

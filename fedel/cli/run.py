@@ -16,6 +16,7 @@ EXAMPLE = """example:
   fedel run examples/own.toml
   fedel run examples/own.toml --set strategy.name=fedavg --set rounds.num_rounds=5
   fedel run examples/own.toml --coordinator server:7070     # on a federation that runs already
+  fedel run examples/own.toml --name night --resume         # continue after Ctrl-C
 """
 
 
@@ -38,6 +39,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs (default: runs)")
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="use this federation")
     add_certs(parser)
+    parser.add_argument("--resume", action="store_true", help="continue the run --name, which was stopped")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=main)
 
@@ -53,6 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         coordinator=arguments.coordinator,
         certs=arguments.certs,
+        resume=arguments.resume,
         mlflow=arguments.mlflow,
         progress=console,
     )
