@@ -10,7 +10,7 @@ CASES ?= 10000
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos job-reference lint format types test test-slow fuzz demo bench bundle lock sbom images testbed \
+.PHONY: help setup protos job-reference lint format types test test-slow fuzz demo bench bundle lock sbom images push testbed \
   testbed-down chaos soak clean
 
 help:  ## list these targets
@@ -78,8 +78,12 @@ lock: setup  ## docker/requirements from constraints.txt, with hashes; WHEELS="t
 sbom:  ## what the images and the bundle consist of, as CycloneDX, in dist/
 	$(PYTHON) docker/sbom.py
 
-images: setup  ## container images of the servers and of agents
+images: setup  ## container images of the servers, of agents and of their data
 	PIP=$(BIN)/pip docker/images.sh
+
+push: setup  ## the same for x86 and ARM, pushed to REGISTRY=registry.example.org/team
+	@test -n "$(REGISTRY)" || { echo "make push REGISTRY=registry.example.org/team" >&2; exit 2; }
+	REGISTRY=$(REGISTRY) PIP=$(BIN)/pip docker/images.sh
 
 testbed: setup  ## a lab in containers: servers, database, dashboards, four agents, and a job of six rounds
 	$(BIN)/fedel data get fashion-mnist

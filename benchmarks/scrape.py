@@ -128,9 +128,7 @@ def fill(store: SqlStore, num_clients: int) -> list[RoundRecord]:
     for client in range(num_clients):
         kind = DEVICES[client % len(DEVICES)]
         text = to_json(profile)
-        store.put_client(
-            ClientRow(RUN, f"device-{client:04d}", kind, 8 << 30, "1", 500, False, text, time.time())
-        )
+        store.put_client(ClientRow(RUN, f"device-{client:04d}", kind, 8 << 30, "1", 500, False, text))
     records = [record(number, num_clients, model) for number in range(NUM_ROUNDS)]
     plan = json.dumps({"tasks": [], "state": {}})
     for told in records:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Build fedel-server and fedel-agent from $BASE_IMAGE. Without it: from the public Python image; if that cannot be
-# pulled, from an image of Debian packages, with wheels that the pip of this machine downloads.
+# Build fedel-server, fedel-agent and fedel-data (Fashion-MNIST, for agents in a cluster) from $BASE_IMAGE. Without it:
+# from the public Python image; if that cannot be pulled, from an image of Debian packages, with wheels that the pip of
+# this machine downloads. With $REGISTRY: for the machines in $PLATFORMS, and push them there; needs docker buildx.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,18 +9,28 @@ PUBLIC=python:3.11-slim-bookworm
 LOCAL=fedel-local/base:bookworm
 PIP=${PIP:-.venv/bin/pip}
 TAG=${TAG:-$(sed -n 's/^__version__ = "\(.*\)"/\1/p' fedel/__init__.py)}
+REGISTRY=${REGISTRY:-}
+PLATFORMS=${PLATFORMS:-linux/amd64,linux/arm64}
+DATA=${FEDEL_DATA:-$HOME/.cache/fedel/data}
 
 docker info >/dev/null 2>&1 || {
   echo "no Docker Engine answers: start one, or run \`docker/local/engine.sh up\` and export what it prints" >&2
   exit 1
 }
-docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
+if docker buildx version >/dev/null 2>&1; then
+  :
+elif [ -n "$REGISTRY" ]; then
+  echo "images for $PLATFORMS need docker buildx: install it, then \`docker buildx create --use\`" >&2
+  exit 1
+else
+  export DOCKER_BUILDKIT=0
+fi
 
 has() { docker image inspect "$1" >/dev/null 2>&1; }
 
 ARGUMENTS=()
 if [ -z "${BASE_IMAGE:-}" ]; then
-  if has "$PUBLIC" || docker pull --quiet "$PUBLIC" 2>/dev/null; then
+  if [ -n "$REGISTRY" ] || has "$PUBLIC" || docker pull --quiet "$PUBLIC" 2>/dev/null; then
     BASE_IMAGE=$PUBLIC
   else
     echo "$PUBLIC cannot be pulled: making a base from Debian's packages"
@@ -32,10 +43,23 @@ if [ -z "${BASE_IMAGE:-}" ]; then
   fi
 fi
 
+if [ -n "$REGISTRY" ]; then
+  BUILD=(docker buildx build --platform "$PLATFORMS" --provenance mode=max --push)
+else
+  BUILD=(docker build --network host)
+fi
+
+build() {
+  local kind=$1 context=$2
+  shift 2
+  "${BUILD[@]}" --file "docker/Dockerfile.$kind" --tag "${REGISTRY:+$REGISTRY/}fedel-$kind:$TAG" \
+    --build-arg BASE_IMAGE="$BASE_IMAGE" --build-arg VERSION="$TAG" \
+    --build-arg REVISION="$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" "$@" "$context"
+}
+
 for kind in server agent; do
-  docker build --file "docker/Dockerfile.$kind" --tag "fedel-$kind:$TAG" --network host \
-    --build-arg BASE_IMAGE="$BASE_IMAGE" --build-arg PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL:-}" \
-    --build-arg VERSION="$TAG" --build-arg REVISION="$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" \
-    "${ARGUMENTS[@]}" .
+  build "$kind" . --build-arg PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL:-}" "${ARGUMENTS[@]}"
 done
-docker image ls --filter reference='fedel-*'
+[ -e "$DATA/fashion-mnist/manifest.json" ] || "$(dirname "$PIP")/fedel" data get fashion-mnist
+build data "$DATA/fashion-mnist"
+[ -n "$REGISTRY" ] || docker image ls --filter reference='fedel-*'

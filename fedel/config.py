@@ -202,12 +202,22 @@ def _float(value: int, where: str) -> float:
         raise ConfigError(f"{where}: a number of {value.bit_length()} bits is too large") from None
 
 
+def _convert_to_one(hints: list[Any], value: Any, where: str) -> Any:
+    """The first of these types that the value fits; else the error of the last one."""
+    for hint in hints[:-1]:
+        try:
+            return _convert(hint, value, where)
+        except ConfigError:
+            continue
+    return _convert(hints[-1], value, where)
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _convert(next(a for a in arguments if a is not type(None)), value, where)
+        return _convert_to_one([a for a in arguments if a is not type(None)], value, where)
     if dataclasses.is_dataclass(hint):
         return parse(hint, value, where)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, (list, tuple)):

@@ -9,9 +9,13 @@ from typing import Any
 
 from fedel import config
 from fedel.core.staleness import Staleness
+from fedel.selectors import Selector
 from fedel.types import PACES, LocalWork, UploadSettings
 
 POLICIES = ("fastest", "percentile", "share", "fixed")
+INPUTS = ("float32", "int64")
+MAX_INPUT, MAX_CLASSES = 10**9, 10**6
+"""Values of one sample, and classes, of a job that says them."""
 FOLDS = ("mean", "trimmed_mean", "median")
 
 
@@ -49,7 +53,8 @@ class Rounds:
     over_select: float = 1.0
     """Send tasks to this many times ``num_participants``; the round closes when enough have reported."""
     min_clients: int = 1
-    """Do not start the first round until this many clients have joined."""
+    """Do not start the first round until this many clients have joined. Later rounds go on with those that are
+    here: what every round needs is ``min_reports``."""
     min_reports: int = 1
     """A round with fewer updates at its deadline stays open."""
     deadline_factor: float = 8.0
@@ -73,6 +78,9 @@ class Rounds:
     """With ``weigh``: the change of an update that is n rounds late counts (1 + n) to the power -p, this p."""
     evaluate_every: int = 1
     """Test the model every n-th round, and after the last round; 0 means never."""
+    evaluate_clients_every: int = 0
+    """Have every client test the model on data of its own that it does not train on (``held_out``), every n-th
+    round and after the last; 0 means never (docs/data.md)."""
     keep_every: int = 0
     """Keep every n-th model on disk; 0 keeps only the newest and the best."""
     lr_decay: float = 1.0
@@ -83,6 +91,8 @@ class Rounds:
             raise ValueError(f"max_staleness = {self.max_staleness}: at least 1, or set late = 'refuse'")
         if self.max_seconds < 0:
             raise ValueError(f"max_seconds = {self.max_seconds:g}: seconds are not negative, 0 sets no limit")
+        if self.evaluate_clients_every < 0:
+            raise ValueError("evaluate_clients_every is a number of rounds, or 0 for never")
         if min(self.num_rounds, self.over_select, self.max_samples, self.max_repeats) < 1:
             raise ValueError("num_rounds, over_select, max_samples and max_repeats must be at least 1")
         if self.deadline_factor <= 0 or self.max_deadline_seconds <= 0:
@@ -106,12 +116,39 @@ class Workload:
     """Options of the model, such as ``width``, or arguments of your own function."""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data set, or arguments of your own function."""
+    input: tuple[int, ...] = ()
+    """Shape of one sample as the model takes it, such as ``[1, 28, 28]``; with ``classes``. Then the machine
+    that starts the job needs no data: it stays on the devices (docs/data.md). Empty: the data is read there."""
+    input_dtype: str = "float32"
+    """With ``input``: what the model takes, ``float32``, or ``int64`` for tokens."""
+    classes: int | tuple[str, ...] = 0
+    """With ``input``: how many classes there are, or their names; for text, the size of the vocabulary."""
     initial: str = ""
     """A file of weights that the first model gets: a model of another run, or the state dict of your own
     network (docs/warm-start.md). Read on the machine that starts the job; empty draws them from the seed."""
     initial_strict: bool = True
     """Whether that file must have every tensor of the model, with its shape, and no others. ``false``: what
     does not fit starts fresh, such as a new classifier."""
+
+    def __post_init__(self) -> None:
+        if self.input_dtype not in INPUTS:
+            raise ValueError(f"input_dtype = {self.input_dtype!r} is not one of: {', '.join(INPUTS)}")
+        if bool(self.input) != bool(self.classes):
+            raise ValueError(
+                "input and classes go together: give the shape of a sample and the classes, or neither"
+            )
+        if any(size < 1 for size in self.input) or math.prod(self.input) > MAX_INPUT:
+            raise ValueError(
+                f"input = {list(self.input)}: each size is above 0, and a sample has at most 10^9 values"
+            )
+        number = self.classes if isinstance(self.classes, int) else len(self.classes)
+        if not 0 <= number <= MAX_CLASSES:
+            raise ValueError(f"classes = {number}: at least 1, at most {MAX_CLASSES:,}")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """As ``classes`` has them: their names, or their numbers."""
+        return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else self.classes
 
 
 @dataclass(frozen=True)
@@ -171,11 +208,27 @@ class Server:
 
 
 @dataclass(frozen=True)
+class CodeFiles:
+    """Your own model, data and method, which `fedel run --coordinator` sends along (docs/job-code.md). On this
+    machine and in a simulation they are found without it."""
+
+    files: tuple[str, ...] = ()
+    """Python files, packages and folders, seen from the folder of the job file; ``--code`` names more."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A job."""
 
     seed: int = 0
     """Everything random in the run is derived from this seed."""
+    priority: int = 0
+    """From -1000 to 1000: of the runs that wait in a coordinator's queue, the highest starts first
+    (docs/runs.md)."""
+    clients: str = ""
+    """Which agents of a federation take part, by their labels: ``gpu=orin,site!=lab``. All of ``key=value``,
+    ``key!=value``, ``key`` and ``!key`` must hold; ``name`` and ``device`` go like labels (docs/fleet.md).
+    Empty: all of them. A simulation ignores it."""
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedel"})
     """The method, by its ``name``, and its options."""
     workload: Workload = field(default_factory=Workload)
@@ -187,8 +240,16 @@ class RunConfig:
     server: Server = field(default_factory=Server)
     trainer: str = "fedel.training.factory:make_trainer"
     """The function that builds the trainer on a device: ``package.module:function``."""
+    bundle: str = ""
+    """SHA-256 of the code that travels with the job (docs/job-code.md); ``fedel run`` fills it in."""
 
     def __post_init__(self) -> None:
+        if abs(self.priority) > 1000:
+            raise ValueError(f"priority = {self.priority}: from -1000 to 1000")
+        try:
+            Selector.parse(self.clients)
+        except ValueError as error:
+            raise ValueError(f"clients = {self.clients!r}: {error}") from None
         if self.protection.secure and self.rounds.late != "refuse":
             raise ValueError("protection.secure needs rounds.late = 'refuse': a mask is good for one round")
         if self.protection.secure and self.upload.compression != "none":

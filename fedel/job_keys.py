@@ -112,7 +112,9 @@ def as_object(listed: Iterable[Key], more: Mapping[str, Any] | None = None) -> d
 
 def _schema(hint: Any) -> dict[str, Any]:
     """What ``config.parse`` takes for this type."""
-    hint = _without_none(hint)
+    if len(several := _alternatives(hint)) > 1:
+        return {"anyOf": [_schema(each) for each in several]}
+    (hint,) = several
     if hint is Strategy:
         return {"$ref": STRATEGY}
     if hint is Any:
@@ -129,7 +131,9 @@ def _schema(hint: Any) -> dict[str, Any]:
 
 def _said(hint: Any) -> str:
     """The type in words."""
-    hint = _without_none(hint)
+    if len(several := _alternatives(hint)) > 1:
+        return ", or ".join(map(_said, several))
+    (hint,) = several
     if hint in _SAID:
         return _SAID[hint]
     if _is_list(hint):
@@ -148,10 +152,11 @@ def _values(hint: Any) -> Any:
     return arguments[0 if _is_list(hint) else -1] if arguments else None
 
 
-def _without_none(hint: Any) -> Any:
+def _alternatives(hint: Any) -> list[Any]:
+    """The types of a union, without None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return next(a for a in typing.get_args(hint) if a is not type(None))
-    return hint
+        return [each for each in typing.get_args(hint) if each is not type(None)]
+    return [hint]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

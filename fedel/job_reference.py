@@ -11,7 +11,7 @@ from typing import Any
 
 from fedel import workload_reference
 from fedel.cli.local import LocalFleet
-from fedel.job import RunConfig
+from fedel.job import CodeFiles, RunConfig
 from fedel.job_keys import STRATEGY, Key, as_object, keys, meaning, table, table_of
 from fedel.simulation.job import SimulationConfig
 from fedel.strategies import METHODS
@@ -69,7 +69,8 @@ def pages() -> dict[str, str]:
 
 def federation_keys() -> list[Key]:
     fleet = Key("fleet", LocalFleet, {}, meaning(LocalFleet), ())
-    return [*keys(RunConfig), fleet]
+    code = Key("code", CodeFiles, {}, meaning(CodeFiles), ())
+    return [*keys(RunConfig), fleet, code]
 
 
 def simulation_keys() -> list[Key]:
@@ -80,6 +81,7 @@ def _page() -> str:
     run, alone = keys(RunConfig), simulation_keys()[len(keys(RunConfig)) :]
     parts = [INTRO, "## For both commands", table(run), *_sections(run)]
     parts += ["## Only for `fedel run` on this machine", *_section("fleet", LocalFleet)]
+    parts += ["## Only for `fedel run --coordinator`", *_section("code", CodeFiles)]
     parts += ["## Only for `fedel simulate`", table(alone), *_sections(alone)]
     parts += ["## Methods: `[strategy]`", STRATEGIES]
     for name, method in METHODS.items():

@@ -7,7 +7,8 @@ In Python, objects can be given instead (``given``): a job names such an object 
 process that gave it, and processes forked from that one, can run the job.
 
 A job can come from somebody else than the owner of the machine. So a device or server says which code a job may
-name (``Allowed``), and inside ``only(allowed)`` nothing else is imported, however it is named.
+name (``Allowed``), and inside ``only(allowed)`` nothing else is imported, however it is named. Code that came
+with the job (``fedel.job_code``) goes before code that is here, if the machine takes code from its signer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from fedel.config import nearest
 from fedel.errors import FedelError
+from fedel.job_code import JobCode
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ OWN = ("fedel.strategies", "fedel.training.factory:make_trainer")
 rest of FedEL can write files and open connections, and is not for jobs."""
 GIVEN = "object:"
 """Begins the name of an object that was given in Python."""
+SIGNER = "operator:"
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -48,6 +51,9 @@ class Allowed:
     """Every module that lies in one of these folders, except packages that are installed there."""
     files: tuple[str, ...] = ()
     """Files and folders that a job may name in its options, beside those below the working directory."""
+    bundles: bool | tuple[str, ...] = False
+    """Whose code may come with a job and run here (docs/job-code.md): ``["operator:ada"]``; ``true``: that of
+    any operator of this federation; ``false``: nobody's."""
 
     def __post_init__(self) -> None:
         for name in self.allow:
@@ -56,6 +62,17 @@ class Allowed:
                 raise ValueError(f"allow = {name!r}: write package, package.module or package.module:function")
             if module.partition(".")[0] in sys.stdlib_module_names:
                 raise ValueError(f"allow = {name!r}: Python's own modules are never allowed; name your own")
+        for signer in self.bundles if isinstance(self.bundles, tuple) else ():
+            if not signer.removeprefix(SIGNER) or not signer.startswith(SIGNER):
+                raise ValueError(f"bundles = {signer!r}: write it as operator:NAME, or bundles = true for all")
+
+    def takes_from(self, signer: str) -> bool:
+        """Whether code that came with a job and is signed by this one may run.
+
+        >>> [Allowed(bundles=whose).takes_from("operator:eve") for whose in (("operator:ada",), True)]
+        [False, True]
+        """
+        return self.bundles if isinstance(self.bundles, bool) else signer in self.bundles
 
     def by_name(self, module: str, attribute: str) -> bool:
         """Whether it is listed, by itself or by what it belongs to.
@@ -106,14 +123,20 @@ _ALLOWED: ContextVar[Allowed | None] = ContextVar("allowed", default=None)
 """``None`` where people run their own jobs: everything is allowed."""
 
 
+_CODE: ContextVar[JobCode | None] = ContextVar("code", default=None)
+"""What came with the job."""
+
+
 @contextmanager
-def only(allowed: Allowed) -> Iterator[None]:
-    """Inside, ``load`` and ``find`` refuse code that is not allowed before they import it."""
-    token = _ALLOWED.set(allowed)
+def only(allowed: Allowed | None, code: JobCode | None = None) -> Iterator[None]:
+    """Inside, ``load`` and ``find`` refuse code that is not allowed before they import it; ``code`` came with
+    the job. Without ``allowed`` everything is."""
+    token, came = _ALLOWED.set(allowed), _CODE.set(code)
     try:
         yield
     finally:
         _ALLOWED.reset(token)
+        _CODE.reset(came)
 
 
 _GIVEN: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("given", default={})  # noqa: B039
@@ -159,11 +182,15 @@ def load(path: str, what: str, error: type[FedelError]) -> Callable[..., Any]:
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         raise error(f"{what} '{path}': write it as package.module:attribute")
-    allowed = _ALLOWED.get()
+    allowed, code = _ALLOWED.get(), _CODE.get()
+    if code is not None and not code.holds(module_name):
+        code = None
+    if allowed is not None and code is not None and not allowed.takes_from(code.signer):
+        raise error(f"{what} '{path}': {refusal_of_code(code.signer)}")
     _search_own_folders(allowed)
-    if allowed is not None and not allowed.covers(module_name, attribute):
+    if allowed is not None and code is None and not allowed.covers(module_name, attribute):
         raise error(_refusal(f"{what} '{path}'", module_name))
-    module = _module(module_name, f"{what} '{path}'", error)
+    module = _module(module_name, f"{what} '{path}'", error, code)
     place = f"{what} '{path}': module '{module_name}' ({getattr(module, '__file__', 'built in')})"
     if attribute not in vars(module):
         offered = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
@@ -172,7 +199,7 @@ def load(path: str, what: str, error: type[FedelError]) -> Callable[..., Any]:
     if not callable(found):
         raise error(f"{place}: '{attribute}' is a {type(found).__name__}; name a function or a class")
     home = str(getattr(found, "__module__", None))
-    if allowed is not None and not allowed.covers(home, attribute):
+    if allowed is not None and code is None and not allowed.covers(home, attribute):
         raise error(
             f"{_refusal(f'{what} {path!r}', home)}; '{attribute}' is defined there, not in {module_name}"
         )
@@ -218,6 +245,15 @@ def path_of(option: str | Path, what: str, error: type[FedelError]) -> Path:
     return path
 
 
+def refusal_of_code(signer: str) -> str:
+    """For the owner of a machine that does not take code from this signer."""
+    return (
+        f"this machine runs no code that comes with a job of {signer}; if its owner trusts that operator with"
+        f' everything that this process may do, put [code] bundles = ["{signer}"] into the configuration there'
+        " (agent.toml on a device) and start it again"
+    )
+
+
 def _refusal(place: str, module: str) -> str:
     return (
         f"{place}: this machine does not allow jobs to run code of '{module}'; if its owner trusts that code, "
@@ -232,14 +268,18 @@ def _search_own_folders(allowed: Allowed | None) -> None:
             sys.path.append(str(folder))
 
 
-def _module(name: str, place: str, error: type[FedelError]) -> Any:
+def _module(name: str, place: str, error: type[FedelError], code: JobCode | None) -> Any:
     try:
-        return import_module(name)
+        return import_module(name) if code is None else code.module(name)
     except ModuleNotFoundError as problem:
-        if problem.name is None or not (name == problem.name or name.startswith(f"{problem.name}.")):
+        missing = problem.name if code is None else code.shown(problem.name)
+        if missing is None or not (name == missing or name.startswith(f"{missing}.")):
+            also = "" if code is None else ", or send it along (--code)"
             raise error(
-                f"{place}: module '{name}' needs '{problem.name}', which is not installed; install it"
+                f"{place}: module '{name}' needs '{missing}', which is not installed; install it{also}"
             ) from problem
+        if code is not None:
+            raise error(f"{place}: there is no '{name}' in the code that came with the job") from problem
         raise error(
             f"{place}: there is no module '{name}', neither in {Path.cwd()} nor among the installed packages; "
             "start fedel in the directory that holds it, put that on PYTHONPATH, or install the package"

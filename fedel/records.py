@@ -5,6 +5,7 @@ A federation and a simulation write the same records. What only one of them know
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,47 @@ class ClientRecord:
 
 
 @dataclass(frozen=True)
+class OwnScore:
+    """The test of a model on data that one client holds and does not train on."""
+
+    client: str
+    device_type: str
+    accuracy: float
+    loss: float
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What such tests of several clients come to."""
+
+    num_clients: int
+    num_samples: int
+    mean_accuracy: float
+    """Every client counts the same."""
+    weighted_accuracy: float
+    """Every sample counts the same."""
+    worst_accuracy: float
+    worst_client: str
+    deviation: float
+    """Standard deviation of the accuracy over clients."""
+    mean_loss: float
+    weighted_loss: float
+
+
+@dataclass(frozen=True)
+class ClientTests:
+    """The model of a round on the clients' own data."""
+
+    overall: Spread
+    by_device_type: Mapping[str, Spread]
+    clients: tuple[OwnScore, ...]
+    """By name."""
+    num_missing: int = 0
+    """Clients that were asked and did not answer in time, or could not."""
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One line of ``rounds.jsonl``."""
 
@@ -112,6 +154,8 @@ class RoundRecord:
     evaluate_seconds: float | None = None
     exit_accuracies: tuple[float, ...] | None = None
     """Test accuracy at each exit, where it was measured."""
+    client_tests: ClientTests | None = None
+    """The new model on the clients' own data; ``None`` if they did not test it."""
     scope: str = ""
     """The clock that T_th is held against: ``backward`` or ``train``."""
     clock_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -133,6 +177,11 @@ class RoundRecord:
     @property
     def tested(self) -> bool:
         return self.accuracy is not None
+
+    @property
+    def own(self) -> Spread | None:
+        """What the tests on clients' own data come to, if there were any."""
+        return self.client_tests.overall if self.client_tests else None
 
     @property
     def late_note(self) -> str:
@@ -230,6 +279,8 @@ class RunResult:
     """``server.average`` of the run. Above 0, accuracies are those of an average over versions."""
     origin: Origin | None = None
     """The file that the first model came from."""
+    client_tests: ClientTests | None = None
+    """The last one of the run."""
 
     def to_json(self) -> str:
         return to_json(self, pretty=True) + "\n"
@@ -270,6 +321,39 @@ class ExitTable:
     @staticmethod
     def from_json(text: str | bytes, where: str = "exits.json") -> ExitTable:
         return from_json(ExitTable, text, where)
+
+
+def client_tests(scores: Sequence[OwnScore], num_missing: int = 0) -> ClientTests | None:
+    """What clients' tests of one model come to; ``None`` without any."""
+    ordered = sorted(scores, key=lambda score: score.client)
+    types = sorted({score.device_type for score in ordered})
+    if not ordered:
+        return None
+    by_type = {kind: _spread([score for score in ordered if score.device_type == kind]) for kind in types}
+    return ClientTests(_spread(ordered), by_type, tuple(ordered), num_missing)
+
+
+def _spread(scores: Sequence[OwnScore]) -> Spread:
+    """
+    >>> one, two = OwnScore("a", "", 0.5, 2.0, 30), OwnScore("b", "", 1.0, 1.0, 10)
+    >>> found = _spread([one, two])
+    >>> found.mean_accuracy, found.weighted_accuracy, found.worst_client, found.deviation, found.weighted_loss
+    (0.75, 0.625, 'a', 0.25, 1.75)
+    """
+    number, samples = len(scores), sum(score.num_samples for score in scores)
+    mean = math.fsum(score.accuracy for score in scores) / number
+    worst = min(scores, key=lambda score: score.accuracy)
+    return Spread(
+        num_clients=number,
+        num_samples=samples,
+        mean_accuracy=mean,
+        weighted_accuracy=math.fsum(s.accuracy * s.num_samples for s in scores) / samples,
+        worst_accuracy=worst.accuracy,
+        worst_client=worst.client,
+        deviation=math.sqrt(math.fsum((s.accuracy - mean) ** 2 for s in scores) / number),
+        mean_loss=math.fsum(s.loss for s in scores) / number,
+        weighted_loss=math.fsum(s.loss * s.num_samples for s in scores) / samples,
+    )
 
 
 def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:
@@ -352,4 +436,5 @@ def run_result(
         epsilon=records[-1].epsilon if records else None,
         average=average,
         origin=origin,
+        client_tests=next((r.client_tests for r in reversed(records) if r.client_tests), None),
     )

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.metrics import MetricWrapperBase
 
 from fedel import __version__
-from fedel.records import ClientRecord, RoundRecord
+from fedel.records import ClientRecord, ClientTests, RoundRecord
 
 MAX_CLIENTS = 1000
 """At most this many clients of a run get their own time series; the histograms cover all clients."""
@@ -31,8 +31,8 @@ ACCESS_REFUSALS = ("certificate", "expired", "revoked", "role", "client", "token
 or secret that is not right, a certificate that is not due for renewal, too many calls."""
 REFUSALS = (
     *("checksum", "compressed", "conflict", "digest", "disk", "dtype", "duplicate", "early", "empty", "ended"),
-    *("full", "header", "idle", "late", "masked", "missing", "not_finite", "not_open", "range", "report"),
-    *("sealed", "secure", "shape", "size", "slow", "starting", "steps", "superseded", "unknown_run"),
+    *("full", "header", "idle", "late", "masked", "missing", "not_finite", "not_open", "other_round", "range"),
+    *("report", "sealed", "secure", "shape", "size", "slow", "starting", "steps", "superseded", "unknown_run"),
     *("unknown_tensor", "unknown_version", "unplanned", "weight"),
 )
 """Every reason of ``UpdateRefused``. Counters start at 0: ``increase()`` misses one that appears as 1."""
@@ -195,6 +195,18 @@ class CoordinatorMetrics:
         )
         self.accuracy = gauge("fedel_model_accuracy_ratio", "Test accuracy of the newest tested model", "run")
         self.test_loss = gauge("fedel_model_test_loss", "Test loss of the newest tested model", "run")
+        self.own_accuracy = gauge(
+            "fedel_clients_accuracy_ratio",
+            "Accuracy of the newest model on the clients' own data: mean, weighted, worst, deviation",
+            "run",
+            "statistic",
+        )
+        self.own_type_accuracy = gauge(
+            "fedel_device_type_accuracy_ratio",
+            "Mean accuracy of the newest model on the own data of clients of one device type",
+            "run",
+            "device_type",
+        )
         self.train_loss = gauge("fedel_model_train_loss", "Mean training loss of the last round", "run")
         self.bias = gauge(
             "fedel_round_bias_o1",
@@ -296,6 +308,18 @@ class CoordinatorMetrics:
     def observe_evaluation(self, run: str, accuracy: float, loss: float) -> None:
         self.accuracy.labels(run).set(accuracy)
         self.test_loss.labels(run).set(loss)
+
+    def observe_own_tests(self, run: str, tests: ClientTests) -> None:
+        spread = tests.overall
+        for statistic, value in (
+            ("mean", spread.mean_accuracy),
+            ("weighted", spread.weighted_accuracy),
+            ("worst", spread.worst_accuracy),
+            ("deviation", spread.deviation),
+        ):
+            self.own_accuracy.labels(run, statistic).set(value)
+        for device_type, each in tests.by_device_type.items():
+            self.own_type_accuracy.labels(run, self.device_label(device_type)).set(each.mean_accuracy)
 
 
 class AggregatorMetrics:

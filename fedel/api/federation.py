@@ -7,36 +7,36 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedel_coordinator.run_directory import RunDirectory
 from rich.console import Console
 
 from fedel import config, plugins
-from fedel.api import jobs
+from fedel.api import fetching, jobs
+from fedel.api.code import packed, signed
 from fedel.api.jobs import Job, JobTable, Overrides
 from fedel.api.progress import Progress, Stopped, console_of, heard, say
 from fedel.api.results import Result
 from fedel.cli import user_code
 from fedel.cli.local import Federation, LocalFleet
 from fedel.cli.screen import PHASES, Screen, more_than_there_are
-from fedel.cli.submit import control, create, follow, list_runs, save_model
+from fedel.cli.submit import CodeToSend, control, create, follow, list_runs
 from fedel.data.model_input import ModelInput
-from fedel.errors import ConfigError, ServiceError
+from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
 from fedel.job import RunConfig
-from fedel.records import Origin, RoundRecord, RunResult, best_of, run_result
+from fedel.job_code import JobCode
+from fedel.records import Origin, RoundRecord, RunResult
 from fedel.report import runs
 from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
 from fedel.simulation.job import SimulationConfig
 from fedel.simulation.store import alone, check_same
 from fedel.strategies import build
-from fedel.strategies.base import clock_of
 from fedel.tracking import OnRound, ignore, tracked
 from fedel.types import Array, ModelSpec
 from fedel.v1 import coordinator_pb2 as pb
@@ -55,8 +55,10 @@ def run(
     out: str | Path = "runs",
     coordinator: str = "",
     certs: str | Path = "",
+    code: Sequence[str | Path] = (),
     resume: bool = False,
     mlflow: str = "",
+    stop_on_exit: bool = False,
     progress: Progress = True,
 ) -> Result:
     """Run a job on real servers and agents: processes of this machine, or a federation that runs already.
@@ -64,7 +66,7 @@ def run(
     Models, data and methods reach those processes by name only. A function or class of a module is named by
     itself; one of a notebook, and arrays, are refused: put them into a module, or use ``fedel.simulate``.
     Ctrl-C ends the processes, and the same call with the run's ``name`` and ``resume=True`` continues it; at a
-    federation elsewhere the run goes on meanwhile, and that call follows it again.
+    federation elsewhere, the run goes on, and the same call with the same name takes it up again.
 
     Args:
         job: the path of a TOML file, a table with the same keys, or a ``RunConfig``.
@@ -76,8 +78,10 @@ def run(
         out: the directory of runs.
         coordinator: ``HOST:PORT`` of a federation that runs already.
         certs: the folder of your certificate for it.
-        resume: continue the run if it is there; returns at once if it is over.
+        code: files, folders or modules with your own model, data and method, which are sent along to it.
+        resume: continue a run of this machine if it is there; returns at once if it is over.
         mlflow: address of an MLflow server that gets every round, ``http://HOST:PORT``.
+        stop_on_exit: Ctrl-C stops the run at a federation elsewhere, after its open round.
         progress: ``True`` shows every round, ``False`` nothing, a function gets every ``RoundRecord``.
     """
     if isinstance(job, SimulationConfig):
@@ -88,15 +92,34 @@ def run(
     _check_names(made)
     fleet = config.parse(LocalFleet, made.table.pop("fleet", {}), f"{made.where}: [fleet]")
     parsed = RunConfig.parse(made.table, made.where)
+    if code and not coordinator:
+        raise ConfigError("--code goes with --coordinator: on this machine, your own code is found without it")
+    bundle = packed(made, code) if coordinator else None
+    if coordinator and parsed.bundle and not bundle:
+        raise ConfigError(
+            f"{made.where}: this job came with code ({parsed.bundle[:12]}), which is not in the file: name it"
+            " again with --code, or in [code] files"
+        )
+    parsed = replace(parsed, bundle=bundle.sha256 if bundle else "")
+    sent_code = JobCode(bundle, "", "desk") if bundle else None
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
+    with plugins.only(None, sent_code):
+        name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
     out = Path(out)
     directory, console = out / name, console_of(progress)
-    if is_over(directory, parsed, resume):
+    if coordinator:
+        _check_folder(directory, parsed)
+    elif is_over(directory, parsed, resume):
         return Result(runs.load(directory), made.objects)
     fleet_size = 0 if coordinator else len(fleet.slowdowns)
     if fleet_size and (too_many := more_than_there_are(parsed.rounds.num_participants, fleet_size)):
         say(console, too_many, "yellow")
+    if fleet_size and parsed.rounds.min_reports > fleet_size:
+        raise ConfigError(
+            f"{made.where}: rounds.min_reports = {parsed.rounds.min_reports}, but [fleet] has {fleet_size}"
+            " agents: no round would ever close"
+        )
+    created = threading.Event()
     try:
         with (
             contextlib.nullcontext(True) if coordinator else alone(directory) as is_alone,
@@ -114,10 +137,14 @@ def run(
             if coordinator:
                 tls, attended = Tls.of_user(str(certs)), console.is_terminal
                 words = coordinator, name, parsed, directory, console, tls
-                status = finished(one_run(*words, attended=attended, on_round=on_round))
+                sent = signed(bundle, parsed, tls) if bundle else None
+                with plugins.only(None, sent_code):
+                    status = finished(
+                        one_run(*words, attended=attended, code=sent, on_round=on_round, on_created=created.set)
+                    )
             else:
-                own, code = _folders(made), user_code.packages(parsed)
-                with Federation(directory / "federation", out, fleet, own, code) as federation:
+                own, packages = _folders(made), user_code.packages(parsed)
+                with Federation(directory / "federation", out, fleet, own, packages) as federation:
                     say(console, f"live page: {federation.page}")
                     status = finished(watched(federation, name, parsed, directory, console, on_round))
                 federation.forget_state()
@@ -125,24 +152,21 @@ def run(
                 with contextlib.suppress(ConfigError):
                     Result(runs.load(directory), made.objects).report()
     except KeyboardInterrupt:
-        goes_on = (
-            f"the run goes on at {coordinator}; follow"
-            if coordinator
-            else f"its rounds are in {directory}; continue"
-        )
-        raise Stopped(
-            f"stopped; {goes_on} it with the same job, --name {name} and --resume (Python: name=, resume=True)"
-        ) from None
+        if not coordinator:
+            raise Stopped(
+                f"stopped; its rounds are in {directory}; continue it with the same job, --name {name} and"
+                " --resume (Python: name=, resume=True)"
+            ) from None
+        tls = Tls.of_user(str(certs))
+        raise Stopped(_left(coordinator, name, created.is_set(), stop_on_exit, tls)) from None
     if status.phase != pb.RUN_PHASE_FINISHED:
-        raise ServiceError(
-            f"run '{status.run}' {PHASES.get(status.phase, '?')}: {status.message or 'no reason given'}"
-        )
+        raise ServiceError(_why_it_ended(status, directory))
     return Result(runs.load(directory), made.objects)
 
 
 def is_over(directory: Path, job: RunConfig, resume: bool) -> bool:
     """Whether the run has finished before; raises ConfigError if it cannot begin or go on."""
-    if not directory.exists():
+    if not directory.exists() or not any(directory.iterdir()):
         return False
     if not resume:
         raise ConfigError(
@@ -150,8 +174,9 @@ def is_over(directory: Path, job: RunConfig, resume: bool) -> bool:
             " name (--name, name=), or delete it"
         )
     if (directory / "config.toml").exists():
-        sent = RunConfig.parse(job.table_to_send()).table()  # as servers keep it, without files of this machine
-        check_same(config.read(directory / "config.toml"), sent, directory, RunConfig().table())
+        tables = (config.read(directory / "config.toml"), job.table(), RunConfig().table())
+        before, now, at_default = map(fetching.sent, tables)
+        check_same(before, now, directory, at_default)
     result = runs.load(directory).result if (directory / "result.json").exists() else None
     if result is not None and result.phase != PHASES[pb.RUN_PHASE_FINISHED]:
         raise ConfigError(
@@ -159,6 +184,40 @@ def is_over(directory: Path, job: RunConfig, resume: bool) -> bool:
             " start another, from its best model if you like (--from)"
         )
     return result is not None
+
+
+def _check_folder(directory: Path, job: RunConfig) -> None:
+    """A run at a federation elsewhere is taken up again in its folder."""
+    if (directory / "result.json").exists():
+        raise ConfigError(f"{directory} exists already: choose another name (--name, name=), or delete it")
+    fetching.check_folder(directory, job.table())
+
+
+def _left(address: str, name: str, created: bool, stop: bool, tls: Tls) -> str:
+    """What became of a run elsewhere when Ctrl-C ended the command here."""
+    if not created:
+        return (
+            f"stopped before run '{name}' was created; `fedel runs --coordinator {address}` tells what is there"
+        )
+    if not stop:
+        return f"stopped; {fetching.how_to_come_back(name, address, tls.dir)}"
+    try:
+        finished(control(address, name, pb.RUN_ACTION_STOP, tls, "its `fedel run --stop-on-exit` was left"))
+    except ServiceError as error:
+        return f"{error}\nstopped; {fetching.how_to_come_back(name, address, tls.dir)}"
+    return (
+        f"stopped; run '{name}' stops after its open round: `fedel runs fetch {name} --coordinator {address}`"
+    )
+
+
+def _why_it_ended(status: pb.RunStatus, directory: Path) -> str:
+    phase = PHASES.get(status.phase, "?")
+    said = (
+        status.message
+        if status.message.startswith(phase)
+        else f"{phase}: {status.message or 'no reason given'}"
+    )
+    return f"run '{status.run}' {said}; model so far: {directory / 'model.safetensors'}"
 
 
 def _check_names(made: JobTable) -> None:
@@ -264,6 +323,8 @@ async def one_run(
     attended: bool = False,
     own: bool = False,
     on_round: OnRound = ignore,
+    on_created: Callable[[], None] = lambda: None,
+    code: CodeToSend | None = None,
 ) -> pb.RunStatus:
     """Create the run if it is not there, follow it to its end, and download its model.
 
@@ -276,11 +337,12 @@ async def one_run(
     origin = await asyncio.to_thread(origin_of, job.workload)
     directory.mkdir(parents=True, exist_ok=True)
     taken.save(directory)
-    known = {status.run: status.phase for status in await list_runs(address, tls)}
+    known = {status.run: status.phase for status in await list_runs(address, tls)} if own else {}
     if name not in known:
-        await create(address, name, job, spec, tensors, tls)
-    elif own and known[name] == pb.RUN_PHASE_PAUSED:
+        await create(address, name, job, spec, tensors, tls, code)
+    elif known[name] == pb.RUN_PHASE_PAUSED:
         await control(address, name, pb.RUN_ACTION_RESUME, tls)
+    on_created()
     records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:
 
@@ -293,11 +355,7 @@ async def one_run(
                 raise ServiceError(f"run '{name}' paused: {status.message}")
 
         status = await follow(address, name, show, tls)
-    await save_model(address, name, directory / "model.safetensors", tls)
-    if best := best_of([RoundRecord.from_json(line) for line in records]):
-        await save_model(address, name, directory / "best.safetensors", tls, best.version)
-    if not (directory / "rounds.jsonl").exists():
-        write_directory(directory, job, spec, status, records)
+    await fetching.bring(address, status, records, directory, tls, job.table())
     if origin:
         _add_origin(directory / "result.json", origin)
     return status
@@ -307,35 +365,21 @@ def first_model(job: RunConfig) -> tuple[ModelInput, ModelSpec, dict[str, Array]
     """What the model takes, its tensors, and the values that they start from."""
     from fedel.training.factory import initial_model, make_data  # torch takes seconds to import
 
-    data = make_data(job)
+    if said := ModelInput.declared(job.workload):
+        return said, *initial_model(job)
+    try:
+        data = make_data(job)
+    except DataError as error:
+        raise DataError(
+            f"{error}. Is the data on the devices only? Then say in the job what a sample is like, such as"
+            " [workload] input = [1, 28, 28] and classes = 4, and none is read here (docs/data.md)"
+        ) from None
     return ModelInput.of(data), *initial_model(job, data=data)
 
 
 def has_paused_itself(status: pb.RunStatus) -> bool:
     """Whether the run cannot go on before somebody mends something."""
     return status.phase == pb.RUN_PHASE_PAUSED and status.message.endswith(TRIES_AGAIN)
-
-
-def write_directory(
-    directory: Path, job: RunConfig, spec: ModelSpec, status: pb.RunStatus, records: list[str]
-) -> None:
-    """The files of the run, if the coordinator is on another machine and keeps its own copy there."""
-    strategy = build(job.strategy)
-    result = run_result(
-        name=status.run,
-        phase=PHASES[status.phase],
-        message=status.message,
-        strategy=strategy.name,
-        seed=job.seed,
-        scope=clock_of(strategy),
-        weights=[tensor.name for tensor in spec.weights],
-        records=[RoundRecord.from_json(text) for text in records],
-        wall_seconds=time.time() - status.created_at,
-        model_version=status.model_version,
-    )
-    files = RunDirectory(directory)
-    files.start(job.table(), records)
-    files.finish(result)
 
 
 def _add_origin(file: Path, origin: Origin) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedel import config
 from fedel.api.objects import Objects
 from fedel.cli import user_code
 from fedel.errors import ConfigError
-from fedel.job import RunConfig
+from fedel.job import CodeFiles, RunConfig
 from fedel.simulation.job import SimulationConfig
 from fedel.strategies import find
 
@@ -32,6 +32,8 @@ class JobTable:
     """Begins the names of its runs."""
     objects: Objects
     file: Path | None = None
+    code: CodeFiles = field(default_factory=CodeFiles)
+    """What is sent along to a federation elsewhere."""
 
     @property
     def strategy(self) -> Mapping[str, Any]:
@@ -79,7 +81,8 @@ def read(
         )
     _override(table, overrides if isinstance(overrides, Mapping) else list(overrides))
     where, stem = (str(file), file.stem) if file else ("job", "job")
-    made = JobTable(table, where, stem, Objects(), file)
+    code = config.parse(CodeFiles, table.pop("code", {}), f"{where}: [code]")
+    made = JobTable(table, where, stem, Objects(), file, code)
     if model is not None:
         config.put(table, "workload.model", made.objects.model(model), where)
     if data is not None:

@@ -55,8 +55,9 @@ class Postgres:
     def make(self) -> None:
         self._run("initdb", "-U", "fedel", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
 
-    def start(self) -> None:
-        options = f"-k {self._folder} -c listen_addresses='' -c fsync=off"
+    def start(self, more: str = "") -> None:
+        """With more options of the server, if given; it listens to nothing but a socket file without them."""
+        options = f"-k {self._folder} -c listen_addresses='' -c fsync=off {more}"
         self._run("pg_ctl", "-w", "-l", str(self._folder / "server.log"), "-o", options, "start")
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
-from fedel.security.authority import CA_DAYS, Authority
+from fedel.security.authority import CA_DAYS, DAYS, OTHER_DAYS, Authority
 from fedel.security.certificates import Facts, new_request, utc_now
 from fedel.security.folder import (
     CA,
@@ -30,7 +30,7 @@ from fedel.security.folder import (
     install,
     load,
 )
-from fedel.security.identity import AGENT, ROLES, Identity
+from fedel.security.identity import AGENT, ROLES, SERVICE, Identity
 from fedel.security.tls import CERTS_VARIABLE, Tls
 from fedel.security.tokens import Token
 from fedel.wire.channel import connect
@@ -54,6 +54,9 @@ def add_certs(parser: Parser) -> None:
     )
 
 
+DAYS_HELP = (
+    f"days that it is valid (default: authority {CA_DAYS:g}, service {DAYS[SERVICE]:g}, others {OTHER_DAYS:g})"
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "name": {"help": "name of the client, server or person"},
     "request": {"type": Path, "metavar": "FILE", "help": f"the device's {REQUEST}"},
@@ -71,7 +74,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "folder of the authority (default: ca)",
     },
     "--dir": {"type": Path, "metavar": "DIR", "help": "folder of key and certificate (default: certs)"},
-    "--days": {"type": float, "default": 0.0, "help": "how long it is valid (default: depends on the role)"},
+    "--days": {"type": float, "default": 0.0, "help": DAYS_HELP},
+    "--from": {
+        "dest": "source",
+        "type": Path,
+        "metavar": "DIR",
+        "help": "use your own authority: a folder with tls.crt and tls.key; the key stays there",
+    },
     "--hours": {"type": float, "default": 24.0, "help": "how long the token is valid (default: 24)"},
     "--json": {"action": "store_true", "help": "print JSON"},
 }
@@ -93,6 +102,10 @@ def add_parser(verbs: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
+    if arguments.source:
+        authority = Authority.adopt(arguments.authority, arguments.source)
+        print(f"The authority in {authority.folder} is yours from {arguments.source}; its key stays there.")
+        return 0
     there = (arguments.authority / CA).exists()
     authority = Authority.create(arguments.authority, days=arguments.days or CA_DAYS)
     said = "exists already and is not changed" if there else "is created"
@@ -138,7 +151,14 @@ def _token(arguments: argparse.Namespace) -> int:
 
 
 def _enrol(arguments: argparse.Namespace) -> int:
-    enrol_in(_folder(arguments), _token_text(arguments), arguments.at)
+    folder = _folder(arguments)
+    if not arguments.token and arguments.token_file and not arguments.token_file.exists():
+        # A pod that starts again needs no token, and the secret with its token may be deleted.
+        own = _still_good(folder)
+        if own is not None:
+            print(f"{folder}: {_sentence(own.facts)}; no token is needed.")
+            return 0
+    enrol_in(folder, _token_text(arguments), arguments.at)
     return 0
 
 
@@ -161,12 +181,12 @@ def _token_text(arguments: argparse.Namespace) -> str:
         raise ConfigError(f"{arguments.token_file}: {error.strerror}; name the file with the token") from None
 
 
-def _still_good(folder: Path, name: str) -> Credentials | None:
-    """The certificate from an earlier start with the same token."""
+def _still_good(folder: Path, name: str = "") -> Credentials | None:
+    """The certificate from an earlier start, of this name if there is one."""
     if not (folder / CERT).exists():
         return None
     own = load(folder)
-    same = own.facts.identity.name == name
+    same = name in ("", own.facts.identity.name)
     return own if same and utc_now() < own.facts.not_after else None
 
 
@@ -245,7 +265,7 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 
 ACTIONS: tuple[tuple[Callable[[argparse.Namespace], int], str, str], ...] = (
-    (_init, "make the federation's own authority", "--authority --days"),
+    (_init, "make the federation's own authority", "--authority --days --from"),
     (_issue, "make a key and a certificate here, in certs/NAME", "name --role --host --days --dir --authority"),
     (_request, "make a key and a signing request, on the device", "--dir"),
     (_sign, "sign a device's request", "request name --role --host --days --dir --authority"),

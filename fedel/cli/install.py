@@ -170,11 +170,14 @@ def _unit(place: Place) -> str:
     if not place.live or command == COMMAND:
         return _resource(UNIT)
     homes, venv = {Path("/home"), Path("/root"), Path("/run/user")}, COMMAND.parents[1]
-    if homes & {*command.parents, *Path(sys.executable).resolve().parents}:
-        raise ConfigError(
-            f"{command} is in a home directory, which a service cannot read: install FedEL in {venv} "
-            f"(python3 -m venv --system-site-packages {venv}) and run this command from there"
-        )
+    for what, path in (("", command), ("the Python of ", Path(sys.executable).resolve())):
+        if homes & set(path.parents):
+            named = f"{what}{command}, {path}," if what else str(path)
+            raise ConfigError(
+                f"{named} is in a home directory, which a service cannot read: install FedEL in {venv}, with a"
+                f" Python of the system (/usr/bin/python3 -m venv --system-site-packages {venv}), and run this"
+                " command from there"
+            )
     return _resource(UNIT).replace(str(COMMAND), str(command))
 
 

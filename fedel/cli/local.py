@@ -48,6 +48,7 @@ def read_job(path: Path, overrides: list[str]) -> tuple[RunConfig, LocalFleet]:
     """The two halves of a job file: the run, and the fleet for a run on this machine."""
     table = config.read(path, overrides)
     fleet = config.parse(LocalFleet, table.pop("fleet", {}), f"{path}: [fleet]")
+    table.pop("code", None)  # for a federation elsewhere
     return RunConfig.parse(table, str(path)), fleet
 
 

@@ -35,10 +35,14 @@ VERBS = {
     "certs": Verb("certs", "server", "certificates: the authority, servers, people, devices"),
     "status": Verb("runs", "desk", "the state of a run of a federation, client by client"),
     "runs": Verb("runs", "desk", "list runs; pause, resume or stop one"),
+    "plan": Verb("plan", "desk", "what a job would do on a fleet: T_th, windows, seconds, bytes, memory"),
+    "fleet": Verb("fleet", "desk", "list the agents of a federation; label, cordon, drain or profile them"),
     "report": Verb("report", "desk", "write the report of a run, or of several side by side"),
     "export": Verb("export", "desk", "write the model of a run, or an exit of it, for use elsewhere"),
     "exits": Verb("export", "desk", "what each early exit of a trained model costs and is worth"),
     "audit": Verb("audit", "server", "replay a run from the servers' disks; name what is damaged or missing"),
+    "backup": Verb("backup", "server", "copy what the servers keep, as it was at one moment; runs go on"),
+    "restore": Verb("backup", "server", "put a backup where the servers expect their files"),
     "chaos": Verb("chaos", "desk", "a drill: disturb a federation of its own, then audit what it made"),
     "simulate": Verb("simulate", "desk", "a fleet of a hundred unequal devices, on a virtual clock"),
     "compare": Verb("compare", "desk", "simulate a job with several methods and seeds; one report"),
@@ -94,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGINT
         print(
             f"\nfedel {verb}: stopped before its end: another process sent {sent[0]}, perhaps because of a time"
-            " limit; start it again where it may take longer",
+            " limit; start it again where it may take longer" + (f"; {stop}" if str(stop) else ""),
             file=sys.stderr,
         )
         return 128 + signal.SIGTERM

@@ -17,6 +17,7 @@ EXAMPLE = """example:
   fedel run examples/own.toml --set strategy.name=fedavg --set rounds.num_rounds=5
   fedel run examples/own.toml --coordinator server:7070     # on a federation that runs already
   fedel run examples/own.toml --name night --resume         # continue after Ctrl-C
+  fedel run examples/own.toml --coordinator server:7070 --code examples/own.py     # with your own code
 """
 
 
@@ -38,8 +39,20 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--name", default="", help="name of the run (default: job, strategy and time)")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs (default: runs)")
     parser.add_argument("--coordinator", default="", metavar="HOST:PORT", help="use this federation")
+    parser.add_argument(
+        "--stop-on-exit",
+        action="store_true",
+        help="with --coordinator: Ctrl-C stops the run too",
+    )
     add_certs(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run --name, which was stopped")
+    parser.add_argument(
+        "--code",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="with --coordinator: file, folder or module of your own that is sent along: docs/job-code.md",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=main)
 
@@ -56,7 +69,9 @@ def main(arguments: argparse.Namespace) -> int:
         coordinator=arguments.coordinator,
         certs=arguments.certs,
         resume=arguments.resume,
+        code=arguments.code,
         mlflow=arguments.mlflow,
+        stop_on_exit=arguments.stop_on_exit,
         progress=console,
     )
     report = found.report()

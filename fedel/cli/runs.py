@@ -16,21 +16,27 @@ from rich.table import Table
 from rich.text import Text
 
 from fedel.cli.certs import add_certs
+from fedel.cli.run_actions import ACTIONS, ADDRESS
 from fedel.cli.screen import PHASES, Screen
-from fedel.cli.submit import control, follow, list_runs, look
+from fedel.cli.submit import follow, list_runs, look, overview
 from fedel.errors import ConfigError
 from fedel.report import runs as run_directories
 from fedel.report.refusals import reasons
-from fedel.report.words import percent
-from fedel.roles.gate import clean
+from fedel.report.words import percent, plural
+from fedel.roles.gate import MAX_NAME, clean
 from fedel.security.tls import Tls
 from fedel.serialisation import to_json
 from fedel.v1 import coordinator_pb2 as pb
 
-ADDRESS = "127.0.0.1:7070"
+EXAMPLE = """example:
+  fedel runs
+  fedel runs --coordinator server:7070
+  fedel runs stop night --why "wrong data" --coordinator server:7070
+  fedel runs fetch night --coordinator server:7070          # its result, records and model, into runs/night
+  fedel runs delete --older-than 30d --dry-run --coordinator server:7070
+"""
 NARROWEST_MESSAGE = 16
 """Letters in a line of a message."""
-ACTIONS = {"pause": pb.RUN_ACTION_PAUSE, "resume": pb.RUN_ACTION_RESUME, "stop": pb.RUN_ACTION_STOP}
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +46,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         epilog="example:\n  fedel status --coordinator server:7070 --follow\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    status.add_argument("name", nargs="?", default="", help="name of the run (default: the newest)")
+    status.add_argument("name", nargs="?", default="", help="name of the run (default: the newest active one)")
     status.add_argument("--coordinator", default=ADDRESS, metavar="HOST:PORT")
     add_certs(status)
     status.add_argument("--follow", action="store_true", help="update until the run is over")
@@ -49,13 +55,22 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
     runs = verbs.add_parser(
         "runs",
-        description="List the runs of a directory or a federation; pause, resume or stop one of a federation.",
-        epilog="example:\n  fedel runs\n  fedel runs stop demo-fedel --coordinator server:7070\n",
+        description="List the runs of a directory or a federation. Pause, resume or stop runs of a federation;"
+        " fetch their results; delete those that are over.",
+        epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     runs.add_argument("action", nargs="?", choices=["list", *ACTIONS], default="list")
-    runs.add_argument("name", nargs="?", default="", help="name of the run")
+    runs.add_argument("names", nargs="*", metavar="NAME", help="names of runs")
     runs.add_argument("--now", action="store_true", help="with stop: give the open round up")
+    runs.add_argument("--why", default="", metavar="TEXT", help="with pause and stop: the reason")
+    runs.add_argument(
+        "--older-than",
+        default="",
+        metavar="TIME",
+        help="with delete: all that ended longer ago: 30d, 12h",
+    )
+    runs.add_argument("--dry-run", action="store_true", help="with delete: only tell what would be deleted")
     runs.add_argument("--coordinator", default="", metavar="HOST:PORT", help=f"a federation, such as {ADDRESS}")
     add_certs(runs)
     runs.add_argument("--out", type=Path, default=Path("runs"), help="directory of runs on this machine")
@@ -73,39 +88,39 @@ def main(arguments: argparse.Namespace) -> int:
         )
         _show(rows, arguments.json)
         return 0
-    if not arguments.name:
-        raise ConfigError(f"`fedel runs {arguments.action}` needs the name of a run; `fedel runs` lists them")
-    address = arguments.coordinator or ADDRESS
-    action = ACTIONS[arguments.action]
-    if arguments.now:
-        if action != pb.RUN_ACTION_STOP:
-            raise ConfigError(f"--now goes with `fedel runs stop`, not with {arguments.action}")
-        action = pb.RUN_ACTION_STOP_NOW
-    status = asyncio.run(control(address, arguments.name, action, tls))
-    said = f"{status.run}: {PHASES.get(status.phase)}" + (f", {status.message}" if status.message else "")
-    print(json.dumps(MessageToDict(status)) if arguments.json else clean(said))
-    return 0
+    return ACTIONS[arguments.action](arguments, tls)
 
 
 def show_status(arguments: argparse.Namespace) -> int:
     status = asyncio.run(_status(arguments, Console()))
     if arguments.json:
-        print(json.dumps(MessageToDict(status, preserving_proto_field_name=True)))
+        found = MessageToDict(status, preserving_proto_field_name=True) if status else {}
+        print(json.dumps(found))
     return 0
 
 
-async def _status(arguments: argparse.Namespace, console: Console) -> pb.RunStatus:
+async def _status(arguments: argparse.Namespace, console: Console) -> pb.RunStatus | None:
     tls = Tls.of_user(arguments.certs)
     status = await look(arguments.coordinator, arguments.name, tls)
     if arguments.json:
         return status
-    num_blocks = max((c.window.front_block for c in status.clients), default=1)
-    screen = Screen(console, num_blocks)
+    if status is None:
+        print(no_runs(await overview(arguments.coordinator, tls)))
+        return None
+    screen = Screen(console)
     if not arguments.follow:
         screen.print(status)
         return status
     with screen:
         return await follow(arguments.coordinator, status.run, screen.show, tls)
+
+
+def no_runs(found: pb.ListRunsResponse) -> str:
+    """What there is to say about a federation without runs."""
+    more = [f"{found.num_agents - len(found.agents)} more"] if found.num_agents > len(found.agents) else []
+    named = ", ".join([*(clean(name, MAX_NAME) for name in found.agents), *more])
+    here = f"{plural(found.num_agents, 'agent')} connected" + (f": {named}" if named else "")
+    return f"no runs yet; {here}. `fedel run JOB.toml --coordinator HOST:PORT` starts one"
 
 
 async def _listed(address: str, tls: Tls) -> list[dict[str, Any]]:

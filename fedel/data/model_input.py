@@ -13,6 +13,7 @@ import numpy as np
 from fedel.data.dataset import Dataset
 from fedel.data.transforms import Images, LogMel, MaskedTokens, Plain
 from fedel.files import write_atomic
+from fedel.job import Workload
 from fedel.serialisation import from_json, to_json
 from fedel.types import Array
 
@@ -64,6 +65,29 @@ class ModelInput:
         elif not isinstance(transform, Plain | MaskedTokens):
             own = type(transform).__qualname__
         return ModelInput(sample.shape[1:], sample.dtype.name, data.classes, normalisation, own)
+
+    @staticmethod
+    def declared(workload: Workload) -> ModelInput | None:
+        """What the job says, if it says so: the data is on the devices then."""
+        if not workload.input:
+            return None
+        return ModelInput(workload.input, workload.input_dtype, workload.class_names)
+
+    def objection_to(self, data: Dataset) -> str:
+        """Why a device with this data cannot train a model that takes this; empty if it can.
+
+        Not every device has every class.
+        """
+        sample, _ = data.train_batch(np.arange(1))
+        if sample.shape[1:] != self.shape:
+            return (
+                f"its samples have the shape {list(sample.shape[1:])}, the job says input = {list(self.shape)}"
+            )
+        if sample.dtype.name != self.dtype:
+            return f"its samples are {sample.dtype.name}, the job says input_dtype = '{self.dtype}'"
+        if data.num_classes > len(self.classes):
+            return f"it has {data.num_classes} classes, the job says {len(self.classes)}"
+        return ""
 
     @staticmethod
     def load(directory: Path) -> ModelInput | None:

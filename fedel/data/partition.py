@@ -40,6 +40,31 @@ class PartitionConfig:
     """A client that already holds 1/N of the samples is skipped for the remaining classes."""
     min_size: int = 10
     """Draw again until the smallest client has at least this many samples."""
+    held_out: float = 0.0
+    """Share of each client's samples that it does not train on: models are tested on them, if the job has
+    ``rounds.evaluate_clients_every``."""
+
+    def __post_init__(self) -> None:
+        check_share(self.held_out)
+
+
+def check_share(held_out: float) -> None:
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out = {held_out:g}: a share, at least 0 and below 1")
+
+
+def hold_out(indices: Array, share: float, seed: int) -> tuple[Array, Array]:
+    """A client's samples for training, and those that it tests models on; drawn from the seed of the split.
+
+    >>> train, held = hold_out(np.arange(100, 110), 0.25, seed=1)
+    >>> len(train), len(held), sorted([*train, *held]) == list(range(100, 110))
+    (8, 2, True)
+    >>> [len(part) for part in hold_out(np.arange(3), 0.01, seed=1)], len(hold_out(np.arange(3), 0, 1)[1])
+    ([2, 1], 0)
+    """
+    number = min(len(indices) - 1, max(1, round(share * len(indices)))) if share else 0
+    drawn = generator(seed, "held out").permutation(len(indices))
+    return np.sort(indices[drawn[number:]]), np.sort(indices[drawn[:number]])
 
 
 def split(data: Dataset, config: PartitionConfig, seed: int) -> Partition:

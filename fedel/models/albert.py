@@ -44,8 +44,8 @@ def albert(
     sizes = AlbertSizes(vocab_size, embedding_size, hidden_size, num_layers, num_heads, ffn_size, max_length)
     if weights is None:
         embeddings, layer = Embeddings(sizes), Layer(sizes)
-        embeddings.apply(init_weights)
-        layer.apply(init_weights)
+        init_weights(embeddings, hidden_size)
+        init_weights(layer, hidden_size)
         layers = [layer] * num_layers
     else:
         sizes, embeddings, layers = _pretrained(plugins.path_of(weights, "weights", ModelError))
@@ -94,7 +94,7 @@ def _unshared(
 
 def _head(sizes: AlbertSizes, bottleneck: int, tied_to: nn.Embedding | None = None) -> Head:
     head = Head(sizes, bottleneck, tied_to)
-    head.apply(init_weights)
+    init_weights(head, sizes.hidden_size)
     return head
 
 

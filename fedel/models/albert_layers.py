@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -140,9 +141,15 @@ class Head(nn.Sequential):
         self.add_module("decoder", decoder)
 
 
-def init_weights(module: nn.Module) -> None:
-    """ALBERT's initial values: normal with deviation 0.02, biases 0."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
+def init_weights(model: nn.Module, hidden_size: int) -> None:
+    """ALBERT's initial values: normal with deviation 0.02, biases 0.
+
+    0.02 belongs to ALBERT's hidden size of 768. A layer of size 48 would add almost nothing to its input, and
+    training does not get past the frequency of words; so the deviation grows as the size shrinks.
+    """
+    deviation = 0.02 * math.sqrt(768 / hidden_size)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=deviation)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedel.records import Spread
 from fedel.report import curves
 from fedel.report.runs import StoredRun
 from fedel.report.words import number, percent
@@ -46,6 +47,10 @@ class RunFigures:
     num_refused: int
     """Updates that were refused or never came."""
     epsilon: float | None
+    clients: Spread | None
+    """The last test on clients' own data."""
+    device_types: Mapping[str, Spread]
+    """The same by type of device."""
 
 
 def figures(run: StoredRun) -> RunFigures:
@@ -53,6 +58,7 @@ def figures(run: StoredRun) -> RunFigures:
     accuracies = [accuracy for _, _, accuracy in run.accuracies()]
     losses = [record.test_loss for record in rounds if record.test_loss is not None]
     deviations = run.deviations()
+    own = next((record.client_tests for record in reversed(rounds) if record.client_tests), None)
     seed = run.settings.get("seed", result.seed if result else None)
     return RunFigures(
         run=run.name,
@@ -78,6 +84,8 @@ def figures(run: StoredRun) -> RunFigures:
         num_updates=sum(record.num_updates for record in rounds),
         num_refused=sum(len({*record.refused, *record.dropped}) for record in rounds),
         epsilon=rounds[-1].epsilon if rounds else None,
+        clients=own.overall if own else None,
+        device_types=own.by_device_type if own else {},
     )
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from fedel.report import client_plots, curves, exit_plots, plots
 from fedel.report.about import about
 from fedel.report.figures import TextTable, labels, table
+from fedel.report.own_tests import HEADS as OWN_HEADS
+from fedel.report.own_tests import NOTE as OWN_NOTE
+from fedel.report.own_tests import rows as own_tests
 from fedel.report.refusals import reasons
 from fedel.report.runs import StoredRun
 from fedel.report.verdicts import verdicts
@@ -135,9 +138,11 @@ def page_of(runs: Sequence[StoredRun], title: str = "") -> Page:
 
 
 def run_tables(runs: Sequence[StoredRun], title: str = "") -> list[PageTable]:
-    """The numbers of each run, and its updates that did not count."""
-    numbers, lost = table(runs), _lost(runs)
+    """The numbers of each run, tests on clients' own data, and updates that did not count."""
+    numbers, lost, own = table(runs), _lost(runs), own_tests(runs)
     found = [PageTable(numbers.heads, numbers.rows, title, _note(numbers, runs))]
+    if own:
+        found.append(PageTable(OWN_HEADS, own, "On each client's own data", OWN_NOTE))
     return [*found, PageTable(_LOST_HEADS, lost, "Updates that did not count", kind="words")] if lost else found
 
 

@@ -24,6 +24,10 @@ _COLUMNS: Mapping[str, Callable[[RoundRecord], object]] = {
     "bytes_down": lambda r: r.bytes_down,
     "o1": lambda r: r.o1,
     "epsilon": lambda r: r.epsilon,
+    "clients_mean_accuracy": lambda r: r.own.mean_accuracy if r.own else None,
+    "clients_weighted_accuracy": lambda r: r.own.weighted_accuracy if r.own else None,
+    "clients_worst_accuracy": lambda r: r.own.worst_accuracy if r.own else None,
+    "clients_deviation": lambda r: r.own.deviation if r.own else None,
 }
 COLUMNS = ("run", "strategy", "seed", "round", "seconds", "virtual", "scope", *_COLUMNS)
 """``round`` counts from 1; ``seconds`` is the time from the start to the end of the round."""

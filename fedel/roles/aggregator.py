@@ -24,6 +24,9 @@ from fedel.strategies.secure_fold import SecureFold
 from fedel.strategies.server_steps import ServerSteps
 from fedel.types import ModelSpec, Participant, Report, Role, Strategy, Tensors, Update
 
+HERE = "this aggregator"
+"""How a refusal begins that is about the aggregator itself; who passes it on writes the address instead."""
+
 
 class Content(NamedTuple):
     """The content of an update: two updates of a client with equal content are the same update."""
@@ -170,8 +173,11 @@ class ShardRound:
         Refused if it is about any other round than that and the open one.
         """
         if round_num not in (self.number, self.number - 1):
-            reason = "early" if round_num > self.number else "late"
-            raise UpdateRefused(reason, f"run '{self.run}' is in round {self.number}, not in round {round_num}")
+            raise UpdateRefused(
+                "other_round",
+                f"{HERE} is at round {self.number} of run '{self.run}', the database at {round_num}: restore"
+                " both from one backup",
+            )
         return round_num == self.number - 1
 
     def seal(self) -> None:

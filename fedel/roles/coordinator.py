@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedel.errors import ServiceError
 from fedel.roles import events as ev
 from fedel.roles.closing import ClosingTurn
 from fedel.roles.gate_session import objection_to_result
+from fedel.roles.missing import noted, overdue, too_few, waits_for, without
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.repeating import MISSING, SILENT
 from fedel.roles.run_state import (
-    FINISHED,
     HELD,
     MAX_COMMITTED,
     OPEN,
     PAUSED,
+    QUEUED,
     RUNNING,
     SEALED,
-    STOPPED,
     STOPPING,
     WAITING,
     Member,
@@ -72,11 +71,11 @@ class _Turn(ClosingTurn):
                 pass
             case ev.Settle():
                 self._settle()
-                self.find_evaluator()
+                self.find_testers()
             case ev.Tick():
                 self._settle()
                 self._tick()
-                self.find_evaluator()  # once it is known who trains in the next round
+                self.find_testers()  # once it is known who trains in the next round
             case ev.Restarted():
                 self._restarted()
             case ev.Joined(member):
@@ -85,11 +84,13 @@ class _Turn(ClosingTurn):
                 self._leave(client, "it left")
             case ev.Disconnected(client):
                 self.change_member(client, connected=False)
-                self.free_evaluator(client)
+                self.free_tester(client)
             case ev.Lost(client):
                 self._silent(client)
             case ev.Found(client):
                 self._found(client)
+            case ev.Withheld(client, withheld):
+                self.change_member(client, withheld=withheld)
             case ev.Forgotten(client):
                 self._forget(client)
             case ev.Accepted():
@@ -112,10 +113,14 @@ class _Turn(ClosingTurn):
                 self.committed(event)
             case ev.Evaluated():
                 self.evaluated(event)
+            case ev.OwnTested():
+                self.own_tested(event)
             case ev.Kept():
                 self.kept(event)
-            case ev.Controlled(action):
-                self._control(action)
+            case ev.Controlled():
+                self.control(event)
+            case ev.Admitted():
+                self.admit()
             case ev.CloseNow():
                 self._seal()
             case ev.Interrupted():
@@ -134,9 +139,9 @@ class _Turn(ClosingTurn):
             speed = replace(handover.speeds[member.client], slowness=1.0, probe_slowness=1.0)
             speeds = {**handover.speeds, member.client: speed}
             self.set(replace(self.state, handover=replace(handover, speeds=speeds)))
-        self.set(self.state.with_member(replace(member, connected=True)))
+        self.set(without(self.state.with_member(replace(member, connected=True)), member.client))
         self.do(ev.Persist("member", member.client))
-        self.free_evaluator(member.client)  # a test that it had went to its older session
+        self.free_tester(member.client)  # a test that it had went to its older session
         open_round = self.state.open
         late = self.state.handover.at_work.get(member.client)
         if open_round is not None and open_round.status == OPEN and member.client in open_round.tasks:
@@ -150,7 +155,7 @@ class _Turn(ClosingTurn):
         if client in self.state.members:
             self.change_member(client, has_left=True)
             self.do(ev.Persist("member", client))
-            self.free_evaluator(client)
+            self.free_tester(client)
             self._give_up_late(client)
             if self.state.open is not None:
                 self._lose(client, self.state.open.round_num, why)
@@ -166,7 +171,7 @@ class _Turn(ClosingTurn):
     def _silent(self, client: str) -> None:
         """The open round does not wait for it; heard again before the seal, it counts like any other."""
         self.change_member(client, silent=True)
-        self.free_evaluator(client)
+        self.free_tester(client)
         if self.state.open is not None:
             self._lose(client, self.state.open.round_num, SILENT)
 
@@ -255,28 +260,11 @@ class _Turn(ClosingTurn):
             self._lose(event.client, event.round_num, event.message)
         elif not self.free_evaluator(event.client, unfit=True) and event.client not in self.state.missed_tests:
             self._leave(event.client, event.message)
-
-    def _control(self, action: str) -> None:
-        phase = self.state.phase
-        if action == "stop_now":
-            self.interrupt()
-        elif action == "stop":
-            self.set_phase(STOPPING, "stops after the open round; `fedel runs stop --now` gives it up")
-            if phase == HELD:
-                self.go_on()
-        elif phase == STOPPING:
-            raise ServiceError("the run is stopping: create a new run to continue training")
-        elif action == "pause" and phase != HELD:
-            self.set_phase(PAUSED, "paused by an operator; `fedel runs resume` goes on")
-        elif action == "resume" and phase in (PAUSED, HELD):
-            begun = self.state.open is not None or self.state.handover.round_num > 0
-            self.set_phase(RUNNING if begun else WAITING)
-            if phase == HELD:
-                self.go_on()
+            self.set(noted(self.state, event.client, event.message))
 
     def _restarted(self) -> None:
         members = {name: replace(m, connected=False, silent=False) for name, m in self.state.members.items()}
-        self.set(replace(self.state, members=members, evaluation=None))
+        self.set(replace(self.state, members=members, evaluation=None, own_tests=None))
         if self.state.phase != HELD:
             self.start_test()
         open_round = self.state.open
@@ -291,9 +279,8 @@ class _Turn(ClosingTurn):
     # A round from its opening to its end
 
     def _tick(self) -> None:
-        open_round, evaluation = self.state.open, self.state.evaluation
-        if evaluation is not None and not evaluation.answered and self.now >= evaluation.deadline:
-            self.miss_test(evaluation.evaluator)
+        open_round = self.state.open
+        self.pass_test_deadlines()
         if open_round is None:
             self._open()
         elif open_round.status == OPEN and self.now >= open_round.deadline:
@@ -318,8 +305,8 @@ class _Turn(ClosingTurn):
         state = self.state
         is_last = self.planner.is_over(state.handover)
         if is_last or state.phase == STOPPING:
-            return None if state.committed else self.end(FINISHED if is_last else STOPPED)
-        if state.phase == PAUSED or self._num_missing() > 0 or len(state.committed) >= MAX_COMMITTED:
+            return None if state.committed else self.end_in_order(is_last)
+        if state.phase in (PAUSED, QUEUED) or self._num_missing() > 0 or len(state.committed) >= MAX_COMMITTED:
             return None
         handover = state.handover
         views = believed(state.present, handover.reports, handover.speeds)
@@ -392,19 +379,17 @@ class _Turn(ClosingTurn):
 
     def _wait(self) -> ev.Wait:
         """What the run waits for now."""
-        open_round, evaluation = self.state.open, self.state.evaluation
+        open_round = self.state.open
         if self.state.phase == HELD:
             return ev.Wait()
-        until = [evaluation.deadline] if evaluation is not None and not evaluation.answered else []
+        until = self.test_deadlines()
         why = ""
-        if open_round is None:
-            missing = self._num_missing()
-            if missing > 0 and self.state.phase != PAUSED:
-                why = f"waits for {missing} more client{'s'[: missing > 1]}"
-        elif open_round.status == OPEN:
-            late = f"{len(open_round.done)} of {self.min_reports} reports at the deadline; waits for more"
-            told = [late if open_round.overdue else "", self.divergence(open_round)]
-            why = "; ".join(text for text in told if text)
+        if open_round is None and self.state.phase not in (PAUSED, QUEUED):
+            why = waits_for(self._num_missing(), self.state)
+        elif open_round is not None and open_round.status == OPEN:
+            least = self.min_reports
+            told = overdue(open_round, least), too_few(self.state, least), self.divergence(open_round)
+            why = "; ".join(filter(None, told))
         secure = open_round.secure if open_round else None
         is_stepping = secure is not None and secure.opened is None
         if open_round is not None and (open_round.status == OPEN or is_stepping):

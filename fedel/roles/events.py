@@ -66,6 +66,14 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Withheld:
+    """An operator keeps a client from the next rounds, or gives it back; a task that it has goes on."""
+
+    client: str
+    withheld: bool
+
+
+@dataclass(frozen=True)
 class Accepted:
     """A client started its task."""
 
@@ -170,6 +178,20 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class OwnTested:
+    """A client tested the model on its own data, or could not."""
+
+    client: str
+    version: int
+    accuracy: float
+    loss: float
+    num_samples: int
+    seconds: float | None = None
+    problem: str = ""
+    """Why it could not."""
+
+
+@dataclass(frozen=True)
 class Kept:
     """The aggregators keep the best model; what Keep asked for is done."""
 
@@ -182,6 +204,14 @@ class Controlled:
     """A person wants the run to ``pause``, ``resume``, ``stop`` or ``stop_now``."""
 
     action: str
+    by: str = ""
+    """Who it is, if that is known."""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """It is the turn of a run that is queued."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +247,7 @@ Event = (
     | Disconnected
     | Lost
     | Found
+    | Withheld
     | Accepted
     | Declined
     | Done
@@ -227,8 +258,10 @@ Event = (
     | Sealed
     | Committed
     | Evaluated
+    | OwnTested
     | Kept
     | Controlled
+    | Admitted
     | CloseNow
     | Interrupted
     | Stuck
@@ -355,6 +388,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class AskOwnTest:
+    """Have a client test a model on its own data; answer with OwnTested."""
+
+    client: str
+    version: int
+
+
+@dataclass(frozen=True)
 class Keep:
     """Have the aggregators keep the best model; answer with Kept."""
 
@@ -398,6 +439,7 @@ Effect = (
     | Seal
     | Commit
     | Evaluate
+    | AskOwnTest
     | Keep
     | Close
     | End

@@ -23,6 +23,8 @@ MAX_NUMBER = 1e30
 """Losses and norms beyond this mean that training diverged."""
 MAX_NAME = 200
 MAX_TEXT = 1000
+MAX_TRACE = 8000
+"""Letters of a traceback."""
 DIVERGED = "training diverged"
 """In every text that says so, so that a run can name it to people."""
 
@@ -36,6 +38,19 @@ def clean(text: str, limit: int = MAX_TEXT) -> str:
     cut = text[: limit + 1]
     shown = "".join(letter if letter.isprintable() else " " for letter in cut[:limit])
     return shown + "..." if len(cut) > limit else shown
+
+
+def clean_lines(text: str, limit: int = MAX_TRACE) -> str:
+    """The same for a text of several lines, such as a traceback, whose end says most.
+
+    >>> clean_lines("first\\nsecond\\x1b[2J\\nthird", limit=18)
+    '...\\nsecond [2J\\nthird'
+    """
+    cut = text[-limit - 1 :] if len(text) > limit else text
+    lines = cut.split("\n")
+    if len(cut) > limit:
+        lines = ["...", *lines[1:]] if len(lines) > 1 else [cut[1:]]
+    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
 
 
 def objection_to_name(name: str, what: str = "name") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from fedel.core.secure_sum import KEY_BYTES, Keys, is_key
@@ -23,6 +23,7 @@ from fedel.roles.gate import (
 from fedel.roles.run_state import Member, TaskResult
 from fedel.security.signed_keys import MAX_BYTES as MAX_PROOF
 from fedel.security.signed_keys import Proof
+from fedel.selectors import objection_to_labels
 from fedel.types import (
     BlockBytes,
     BlockTime,
@@ -47,12 +48,21 @@ SENSORS = {"power_watts": (0.0, 1e5), "energy_joules": (0.0, 1e12), "temperature
 """What a sensor can measure; a reading outside is left out, because sensors fail by themselves."""
 
 
-def objection_to_hello(client: str, device_type: str, agent_version: str, memory_bytes: int) -> str:
+def objection_to_hello(
+    client: str,
+    device_type: str,
+    agent_version: str,
+    memory_bytes: int,
+    labels: Mapping[str, str] | None = None,
+    protocol: int = 0,
+) -> str:
     return (
         objection_to_name(client, "client's name")
         or (objection_to_name(device_type, "device type") if device_type else "")
         or (objection_to_name(agent_version, "agent's version") if agent_version else "")
         or objection_to_numbers({"memory_bytes": memory_bytes}, MAX_BYTES)
+        or objection_to_numbers({"protocol": protocol}, MAX_COUNT)
+        or objection_to_labels(labels or {})
     )
 
 
@@ -68,6 +78,8 @@ def objection_to_join(digest: str, member: Member, spec: ModelSpec) -> str:
             f"the agent holds {member.num_samples} training samples, which is not between 1 and"
             f" {MAX_SAMPLES:g}: see its [data] section"
         )
+    if not 0 <= member.num_held_out <= MAX_SAMPLES:
+        return f"the agent holds {member.num_held_out} samples out, which is not between 0 and {MAX_SAMPLES:g}"
     objection = objection_to_profile(member.profile, spec)
     return f"the agent's timing profile: {objection}: profile the device again" if objection else ""
 
@@ -183,6 +195,15 @@ def objection_to_score(accuracy: float, loss: float, seconds: float | None) -> s
         or objection_to_numbers({"loss": abs(loss)}, MAX_NUMBER)
         or objection_to_numbers({"seconds": seconds or 0.0}, MAX_SECONDS)
     )
+
+
+def objection_to_own_score(
+    accuracy: float, loss: float, seconds: float | None, num_samples: int, member: Member
+) -> str:
+    """A test of a model on a client's own data: as many samples as it said when it joined."""
+    if num_samples != member.num_held_out:
+        return f"it is of {num_samples} samples, and the client holds {member.num_held_out} out"
+    return objection_to_score(accuracy, loss, seconds)
 
 
 def plausible(usage: DeviceUsage) -> DeviceUsage:

@@ -217,8 +217,15 @@ class RoundPlanner:
 
     def evaluation_due(self, round_num: int, is_last: bool) -> bool:
         """Whether the model that this round made is tested; the run's last one always is."""
-        every = self.run.rounds.evaluate_every
-        return every > 0 and (is_last or (round_num + 1) % every == 0)
+        return _is_due(self.run.rounds.evaluate_every, round_num, is_last)
+
+    def own_tests_due(self, round_num: int, is_last: bool) -> bool:
+        """The same for tests on the clients' own data."""
+        return _is_due(self.run.rounds.evaluate_clients_every, round_num, is_last)
+
+
+def _is_due(every: int, round_num: int, is_last: bool) -> bool:
+    return every > 0 and (is_last or (round_num + 1) % every == 0)
 
 
 def memory_of(report: Report | None) -> Memory:

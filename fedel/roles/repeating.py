@@ -1,4 +1,5 @@
-"""The engine's rules for what did not work: rounds with too few updates, and runs that are held."""
+"""The engine's rules for what did not work, and for what a person wants: rounds with too few updates, and runs
+that are held, paused, resumed and stopped."""
 
 from __future__ import annotations
 
@@ -7,16 +8,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fedel.core.secure_sum import MIN_GROUP
+from fedel.errors import ServiceError
 from fedel.roles import events as ev
 from fedel.roles.gate import DIVERGED
+from fedel.roles.missing import reasons
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import (
+    FINISHED,
     HELD,
     OPEN,
+    PAUSED,
+    QUEUED,
+    RUNNING,
     SEALED,
     STOPPED,
     STOPPING,
+    STOPS,
     TRIES_AGAIN,
+    WAITING,
     OpenRound,
     RunState,
 )
@@ -26,8 +35,6 @@ from fedel.types import Participant, Report, Task
 
 MISSING = "it said that it was done, but its update is missing"
 SILENT = "it has not been heard for too long"
-MAX_NAMED = 3
-"""Clients that a message names."""
 
 
 class RepeatingTurn(Turn, ABC):
@@ -107,7 +114,7 @@ class RepeatingTurn(Turn, ABC):
         return self.hold(
             f"round {open_round.round_num + 1} got {len(open_round.done)} of {self.min_reports} updates in"
             f" {open_round.repeats + 1} deadlines of {open_round.plan.deadline_seconds:.0f} s"
-            f" (rounds.max_repeats){_reasons(open_round)}"
+            f" (rounds.max_repeats){reasons(open_round)}"
         )
 
     def all_diverged(self, open_round: OpenRound) -> bool:
@@ -139,7 +146,8 @@ class RepeatingTurn(Turn, ABC):
     def hold(self, reason: str) -> None:
         """Wait until a person resumes the run; a run that is to stop anyway stops."""
         if self.state.phase == STOPPING:
-            return self.end(STOPPED, f"stopped in round {self.state.handover.round_num + 1}: {reason}")
+            said = self._stopped(f"in round {self.state.handover.round_num + 1}")
+            return self.end(STOPPED, f"{said}: {reason}")
         return self.set_phase(HELD, f"{reason}; {TRIES_AGAIN}")
 
     def go_on(self) -> None:
@@ -164,31 +172,70 @@ class RepeatingTurn(Turn, ABC):
 
     @abstractmethod
     def test_again(self) -> None:
-        """Have the oldest committed model tested again; in ``closing.py``."""
+        """Have the oldest committed model tested again; in ``model_tests.py``."""
 
     @abstractmethod
     def close_untested(self) -> None:
-        """Close the records that wait for a test; in ``closing.py``."""
+        """Close the records that wait for a test; in ``model_tests.py``."""
 
     @abstractmethod
     def new_attempt(self) -> None:
         """Try secure aggregation again from its first step; in ``secure_turn.py``."""
 
+    # What a person wants
+
+    def control(self, event: ev.Controlled) -> None:
+        phase, who = self.state.phase, f" by {event.by}" if event.by else ""
+        why = f": {event.why}" if event.why else ""
+        if event.action.startswith("stop"):
+            self._stop(f"stopped{who}{why}{STOPS}", at_once=event.action == "stop_now")
+        elif phase == STOPPING:
+            raise ServiceError("the run is stopping: create a new run to continue training")
+        elif event.action == "pause" and phase != HELD:
+            who = who or " by an operator"
+            self.set_phase(PAUSED, f"paused{who}{why}; `fedel runs resume` goes on")
+        elif event.action == "resume" and phase in (PAUSED, HELD):
+            begun = self.state.open is not None or self.state.handover.round_num > 0
+            self.set_phase(RUNNING if begun else WAITING)
+            if phase == HELD:
+                self.go_on()
+
+    def admit(self) -> None:
+        """Its turn has come, unless somebody stopped or paused it meanwhile."""
+        if self.state.phase == QUEUED:
+            self.set_phase(WAITING)
+
+    def _stop(self, message: str, at_once: bool) -> None:
+        was_held = self.state.phase == HELD
+        if at_once:
+            self.set(replace(self.state, phase=STOPPING, message=message))
+            return self.interrupt()
+        self.set_phase(STOPPING, message)
+        return self.go_on() if was_held else None
+
+    def _stopped(self, when: str) -> str:
+        """Who stopped the run, when and why: the message of a run that stops holds the rest."""
+        message = self.state.message.removesuffix(STOPS)
+        is_known = self.state.phase == STOPPING and message.startswith("stopped")
+        who, colon, why = message.partition(": ") if is_known else ("stopped", "", "")
+        return f"{who} {when}{colon}{why}"
+
     def interrupt(self) -> None:
-        is_open = self.state.open is not None
-        why = f"stopped in round {self.state.handover.round_num + 1}, which was not closed" if is_open else ""
-        self.end(STOPPED, why)
+        """End the run at once; the open round is given up."""
+        if self.state.open is None:
+            return self.end_in_order(is_last=False)
+        return self.end(
+            STOPPED, self._stopped(f"in round {self.state.handover.round_num + 1}, which was not closed")
+        )
+
+    def end_in_order(self, is_last: bool) -> None:
+        """No round is open: all are done, or somebody stopped the run."""
+        done = self.state.handover.round_num
+        when = f"after round {done}" if done else "before its first round"
+        self.end(*(FINISHED,) if is_last else (STOPPED, self._stopped(when)))
 
     def end(self, phase: str, message: str = "") -> None:
         self.close_untested()
         self.set(replace(self.state, open=None))
         self.set_phase(phase, message)
         self.do(ev.End(phase, message))
-
-
-def _reasons(open_round: OpenRound) -> str:
-    """What happened to the clients, the first few of them."""
-    told = [f"'{client}': {why}" for client, why in sorted(open_round.lost.items())[:MAX_NAMED]]
-    silent = sorted(open_round.tasks.keys() - open_round.lost.keys() - open_round.done)
-    told += [f"'{client}' did not answer" for client in silent[: MAX_NAMED - len(told)]]
-    return ": " + ", ".join(told) if told else ""

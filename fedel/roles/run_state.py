@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fedel.records import DeviceUsage, RoundRecord
+from fedel.records import DeviceUsage, OwnScore, RoundRecord
 from fedel.roles.planner import Handover
 from fedel.roles.secure_round import SecureRound
 from fedel.types import ClientView, Plan, Report, Task, TimingProfile
 
-WAITING, RUNNING, PAUSED, STOPPING, HELD = "waiting", "running", "paused", "stopping", "held"
+QUEUED, WAITING, RUNNING, PAUSED, STOPPING, HELD = "queued", "waiting", "running", "paused", "stopping", "held"
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 ENDED = (FINISHED, STOPPED, FAILED)
-"""Phases of a run; the last three are final. A run that a person paused still closes its open round; one that
-is held waits where something went wrong, until a person resumes it. Both are shown as paused."""
+"""Phases of a run; the last three are final. One that is queued waits for its turn (``run_queue.py``), one that
+waits, for clients. A run that a person paused still closes its open round; one that is held waits where
+something went wrong, until a person resumes it. Both are shown as paused."""
 TRIES_AGAIN = "`fedel runs resume` tries again from here"
 """How the message of a run that is held ends."""
+STOPS = "; it ends after the open round, or at once with `fedel runs stop --now`"
+"""How the message of a run that stops ends."""
 
 OPEN, SEALED, COMMITTED, CLOSED = "open", "sealed", "committed", "closed"
 """A round goes through these in order: tasks are out; no update is accepted any more; the next model is made;
@@ -38,17 +41,21 @@ class Member:
     device_type: str = ""
     can_evaluate: bool = False
     """It holds test data."""
+    num_held_out: int = 0
+    """Samples of its own that it tests models on and does not train on."""
     has_left: bool = False
     """It said goodbye, and gets no tasks until it joins again."""
     connected: bool = False
     """A message sent now would reach it."""
     silent: bool = False
     """It was not heard for too long, and gets no new task until it is heard again."""
+    withheld: bool = False
+    """An operator keeps it from the next rounds: it is cordoned, or the job's ``clients`` leave it out."""
 
     @property
     def present(self) -> bool:
         """Whether the next round may count on it."""
-        return not self.has_left and not self.silent
+        return not self.has_left and not self.silent and not self.withheld
 
     @property
     def view(self) -> ClientView:
@@ -77,6 +84,24 @@ class Evaluation:
     """Clients that tried and failed."""
     answered: bool = False
     """The score is there: the best so far, which the aggregators are asked to keep."""
+    over: bool = False
+    """Nothing more is to come of it; clients may still test on their own data."""
+    is_best: bool = False
+    """It is over, and the aggregators keep the model as the best."""
+
+
+@dataclass(frozen=True)
+class OwnTests:
+    """The tests of that model on clients' own data."""
+
+    deadline: float
+    waiting: frozenset[str]
+    """Clients that have not answered."""
+    asked: frozenset[str] = frozenset()
+    """Of these, those that have the task."""
+    scores: Mapping[str, OwnScore] = field(default_factory=dict)
+    num_missing: int = 0
+    """Clients that will not answer."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +145,14 @@ class RunState:
     handover: Handover = field(default_factory=Handover)
     members: Mapping[str, Member] = field(default_factory=dict)
     open: OpenRound | None = None
+    unready: Mapping[str, str] = field(default_factory=dict)
+    """Clients that could not join, and why, for people; at most ``MAX_UNREADY`` (``missing.py``)."""
     committed: tuple[RoundRecord, ...] = ()
     """Of the rounds that are not closed although their model is made; complete but for the test."""
     evaluation: Evaluation | None = None
     """Of the first of these."""
+    own_tests: OwnTests | None = None
+    """Of the same."""
     late_results: Mapping[str, TaskResult] = field(default_factory=dict)
     """What came of tasks in ``handover.at_work``."""
     untrained_rounds: Mapping[str, int] = field(default_factory=dict)
@@ -145,6 +174,18 @@ class RunState:
     @property
     def present(self) -> list[Member]:
         return [member for member in self.in_order if member.present]
+
+    @property
+    def working(self) -> frozenset[str]:
+        """Clients from whom something is still awaited: an update, with secure aggregation a reveal, a test."""
+        open_round, evaluation = self.open, self.evaluation
+        found = set(self.handover.at_work) - self.late_results.keys()
+        if open_round is not None and (open_round.status == OPEN or open_round.secure is not None):
+            back = frozenset() if open_round.secure is not None else open_round.done
+            found |= open_round.tasks.keys() - open_round.lost.keys() - back
+        if evaluation is not None and evaluation.evaluator and not evaluation.answered:
+            found.add(evaluation.evaluator)
+        return frozenset(found)
 
     def with_member(self, member: Member) -> RunState:
         return replace(self, members={**self.members, member.client: member})

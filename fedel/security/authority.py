@@ -84,7 +84,7 @@ class Authority:
     def create(cls, folder: Path, name: str = "FedEL", days: float = CA_DAYS) -> Authority:
         """Make a new authority, or return the one that exists."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(folder):
+        with locked(folder):
             if not (folder / CA_KEY).exists():
                 now = utc_now()
                 key, certificate = x.new_authority(name, days, now)
@@ -93,6 +93,34 @@ class Authority:
                 write_atomic(folder / CRL, revoked, mode=PUBLIC)
                 # Written last: if the key exists, the rest exists too.
                 write_atomic(folder / CA_KEY, x.key_to_pem(key), mode=PRIVATE)
+        return cls(folder)
+
+    @classmethod
+    def adopt(cls, folder: Path, source: Path) -> Authority:
+        """Use your own authority: ``tls.crt`` and ``tls.key`` in ``source``, as a Kubernetes secret has them.
+
+        The key stays there: this folder, and every backup of it, has only a link to it.
+        """
+        key_path, pem = source / "tls.key", _given(source / "tls.crt")
+        key = x.key_from_pem(_given(key_path), str(key_path))
+        ca = x.certificates_from_pem(pem, str(source / "tls.crt"))[0]
+        if key.public_key() != ca.public_key() or not x.is_authority(ca):
+            raise CertificateError(
+                f"{source}: tls.crt must be a certificate authority that signed itself, and tls.key its key"
+            )
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(folder):
+            known = folder / CA
+            if known.exists() and x.certificates_from_pem(known.read_bytes(), str(known))[0].public_key() != (
+                ca.public_key()
+            ):
+                raise CertificateError(f"{folder} has another authority already: choose another folder")
+            if not (folder / CRL).exists():
+                write_atomic(folder / CRL, x.revocation_list(key, ca, 1, {}, utc_now()), mode=PUBLIC)
+            write_atomic(known, x.to_pem(ca), mode=PUBLIC)
+            if not (folder / CA_KEY).exists():
+                (folder / CA_KEY).unlink(missing_ok=True)  # a link to a key that has moved
+                (folder / CA_KEY).symlink_to(key_path.absolute())
         return cls(folder)
 
     def sign(
@@ -105,7 +133,7 @@ class Authority:
     ) -> bytes:
         """A certificate for the request's key, followed by the authority's; 0 days: the role's default."""
         key = x.key_of_request(request, where)
-        with _locked(self.folder):
+        with locked(self.folder):
             return self._issue_and_unbar(key, identity, hosts, days)
 
     def renew(self, request: bytes, old: Facts, early: bool = False) -> bytes:
@@ -121,7 +149,7 @@ class Authority:
                 f"from {due:%Y-%m-%d %H:%M} UTC on"
             )
         days = (old.lifetime.total_seconds() - x.SKEW.total_seconds()) / 86400
-        with _locked(self.folder):
+        with locked(self.folder):
             if old.identity.uri in self._barred() or old.serial in self._revoked():
                 raise CertificateError(
                     f"the certificate of {old.identity} is revoked and cannot be renewed: enrol with a token"
@@ -139,7 +167,7 @@ class Authority:
             if self._still_good(found) and set(hosts) == set(found.facts.hosts):
                 return found
         key = ensure_key(folder).public_key()
-        with _locked(self.folder):
+        with locked(self.folder):
             cert = self._issue_and_unbar(key, identity, hosts, days)
         return install(folder, x.to_pem(self.ca), cert)
 
@@ -149,7 +177,7 @@ class Authority:
 
     def revoke(self, identity: Identity) -> list[Issued]:
         """Revoke every valid certificate of the identity, bar it from renewing, remove its unused tokens."""
-        with _locked(self.folder):
+        with locked(self.folder):
             self._bar(self._barred() | {identity.uri})
             now, last = utc_now(), self._list()
             found = [i for i in self.issued() if (i.role, i.name) == (identity.role, identity.name)]
@@ -179,7 +207,7 @@ class Authority:
 
     def promise(self, identity: Identity, hosts: Sequence[str] = (), hours: float = 24.0) -> Token:
         """Make a one-time token for one certificate of this identity."""
-        with _locked(self.folder):
+        with locked(self.folder):
             return self._tokens.create(Grant(identity, tuple(hosts)), hours, utc_now())
 
     def promises(self) -> list[tuple[Grant, datetime]]:
@@ -189,7 +217,7 @@ class Authority:
     def redeem(self, secret: str, request: bytes) -> tuple[Grant, bytes]:
         """Exchange the secret of a token for a certificate; the token cannot be used again."""
         key = x.key_of_request(request, "the enrolment request")
-        with _locked(self.folder):
+        with locked(self.folder):
             grant = self._tokens.take(secret, utc_now())
             return grant, self._issue_and_unbar(key, grant.identity, grant.hosts, 0.0)
 
@@ -259,7 +287,14 @@ def _issued(line: bytes, revoked: Mapping[int, datetime], where: str) -> Issued:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _given(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CertificateError(f"{path}: {error.strerror}; name a folder with tls.crt and tls.key") from None

@@ -116,6 +116,16 @@ def new_authority(name: str, days: float, now: datetime) -> tuple[PrivateKey, x5
     return key, builder.sign(key, hashes.SHA256())
 
 
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Whether it signed itself and may sign others: devices trust this certificate and nothing above it."""
+    with _reading("the authority", "a certificate"):
+        try:
+            limits = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        except x509.ExtensionNotFound:
+            return False
+        return limits.ca and signed_by(certificate, [certificate])
+
+
 def new_request(key: PrivateKey) -> bytes:
     """A signing request proves that the sender has the key. The signer decides the identity."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))

@@ -116,9 +116,17 @@ class Revocations:
         self._lists: dict[bytes, x.RevocationList] = {}
         self._revoked: set[int] = set()
 
-    def __contains__(self, serial: int) -> bool:
+    def __contains__(self, serial: object) -> bool:
         self._refresh()
         return serial in self._revoked
+
+    def newest(self) -> bytes:
+        """The list as it is on disk, for others; empty if there is none that is sound."""
+        self._refresh()
+        try:
+            return self._path.read_bytes() if self._lists else b""
+        except OSError:
+            return b""
 
     def install(self, pem: bytes, where: str) -> bool:
         """Take over a list that came over the network, and keep it on disk; whether it was new."""

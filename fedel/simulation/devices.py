@@ -74,6 +74,8 @@ class Client:
     profile: TimingProfile
     device: str = ""
     link: Link = field(default_factory=Link)
+    num_held_out: int = 0
+    """Samples that it tests models on and does not train on."""
 
 
 def names(num_clients: int) -> list[str]:

@@ -70,8 +70,9 @@ class SimulationConfig:
 
     def table(self) -> dict[str, Any]:
         """The effective configuration, every default written out."""
-        settings = asdict(self)
-        return {**self.run.table(), **{key: value for key, value in settings.items() if key != "run"}}
+        settings, run = asdict(self), self.run.table()
+        del run["clients"]  # of agents; runs keep the names that they had before there was this key
+        return {**run, **{key: value for key, value in settings.items() if key != "run"}}
 
 
 def _fill_in(run: dict[str, Any], settings: dict[str, Any], where: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,7 +27,7 @@ from fedel.simulation.executors import Executor, outcomes
 from fedel.simulation.job import Evaluation
 from fedel.simulation.scores import scores
 from fedel.simulation.store import Checkpoint
-from fedel.simulation.workers import ClientTask, Outcome
+from fedel.simulation.workers import ClientTask, Outcome, OwnTest
 from fedel.strategies import secure_fold
 from fedel.strategies.protection import RoundStart, repeatable_secret
 from fedel.strategies.server_steps import averages
@@ -166,6 +167,7 @@ class Simulation:
             self._state, effects = self._engine.apply(self._state, events.pop(0), now)
             self._open([effect for effect in effects if isinstance(effect, ev.Open)])
             self._train([effect for effect in effects if isinstance(effect, ev.SendTask)])
+            events += self._test_own([effect for effect in effects if isinstance(effect, ev.AskOwnTest)])
             for effect in effects:
                 events += self._carry_out(effect)
 
@@ -396,18 +398,40 @@ class Simulation:
 
     def _test(self, version: int) -> ev.Evaluated:
         """Accuracy and loss of the new model, or of its average; in some rounds also of each exit."""
+        test = partial(scores, self._executor, self._num_test_samples, self._evaluation.limit)
+        every, is_last = self._evaluation.exits_every, self._engine.planner.is_over(self._state.handover)
+        exits = None
+        with self._published():
+            (score,) = test(self._exits_tested)
+            if every and (version % every == 0 or is_last):
+                exits = tuple(each.accuracy for each in test(each_exit=True))
+        return ev.Evaluated(version, score.accuracy, score.loss, exit_accuracies=exits)
+
+    def _test_own(self, asked: Sequence[ev.AskOwnTest]) -> list[ev.Event]:
+        """On the samples that each client holds out."""
+        if not asked:
+            return []
+        with self._published():
+            tests = [OwnTest(each.client, self._exits_tested) for each in asked]
+            found: dict[int, tuple[float, float]] = dict(self._executor.run(tests))
+        return [
+            ev.OwnTested(e.client, e.version, *found[place], self._clients[e.client].num_held_out)
+            for place, e in enumerate(asked)
+        ]
+
+    @property
+    def _exits_tested(self) -> tuple[int, ...]:
+        return self._engine.planner.strategy.exits_to_average(self._engine.spec)
+
+    @contextmanager
+    def _published(self) -> Iterator[None]:
+        """Inside, workers have the model that is tested: the new one, or its average."""
         closed = self._round.closed
         assert closed is not None
         averaged = averages(closed.state)
         self._executor.publish(averaged)
-        test = partial(scores, self._executor, self._num_test_samples, self._evaluation.limit)
-        (score,) = test(self._engine.planner.strategy.exits_to_average(self._engine.spec))
-        every, is_last = self._evaluation.exits_every, self._engine.planner.is_over(self._state.handover)
-        exits = None
-        if every and (version % every == 0 or is_last):
-            exits = tuple(each.accuracy for each in test(each_exit=True))
+        yield
         self._executor.publish({name: closed.model[name] for name in averaged})
-        return ev.Evaluated(version, score.accuracy, score.loss, exit_accuracies=exits)
 
 
 def patch_bytes(patch: Patch | Change) -> int:
@@ -423,4 +447,6 @@ def patch_bytes(patch: Patch | Change) -> int:
 
 
 def _member(client: Client) -> Member:
-    return Member(client.name, client.num_samples, client.profile, client.device, connected=True)
+    held_out = client.num_held_out
+    about = client.name, client.num_samples, client.profile, client.device
+    return Member(*about, num_held_out=held_out, connected=True)

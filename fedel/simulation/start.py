@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedel.data.model_input import ModelInput
-from fedel.data.partition import digest, split
+from fedel.data.partition import digest, hold_out, split
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
 from fedel.records import Origin, RoundRecord, RunResult, run_result
@@ -65,12 +65,14 @@ def session(
     folder.check(job.table(), resume)
     data = make_data(run)
     model = fresh_model(run, data)
-    parts = split(data, job.partition, run.seed)
+    whole = split(data, job.partition, run.seed)
+    parts, held_out = zip(*(hold_out(part, job.partition.held_out, run.seed) for part in whole), strict=True)
     kept = path / "profile.json"
     if not resume:  # of a run that failed before its first round was over, perhaps with another model
         kept.unlink(missing_ok=True)
     base = load_profile(kept, model.spec) if kept.exists() else base_profile(job.fleet.base, run, model, data)
     clients = devices.build(job.fleet, base, model.spec, list(map(len, parts)), job.network, run.seed)
+    clients = [replace(c, num_held_out=len(held)) for c, held in zip(clients, held_out, strict=True)]
     checkpoint = folder.open(job.table())
     if checkpoint is None:
         folder.note(origin_of(run.workload))
@@ -84,6 +86,7 @@ def session(
         {client.name: client.profile for client in clients},
         job.device,
         job.compute,
+        {client.name: rows for client, rows in zip(clients, held_out, strict=True)},
     )
     # A simulated fleet is complete from the start: there is no client to wait for.
     rounds = replace(run.rounds, min_clients=1)
@@ -102,7 +105,7 @@ def session(
             num_test_samples=workload.num_test_samples,
             num_together=NUM_TOGETHER if job.compute == "fast" else 1,
         )
-        yield Session(simulation, engine, folder, _facts(base, digest(parts), folder.origin()))
+        yield Session(simulation, engine, folder, _facts(base, digest(whole), folder.origin()))
 
 
 @contextmanager

@@ -66,6 +66,15 @@ class EvaluationPart:
 
 
 @dataclass(frozen=True)
+class OwnTest:
+    """A test on the samples that one client holds out."""
+
+    client: str
+    average: tuple[int, ...] = ()
+    """As in ``EvaluationPart``."""
+
+
+@dataclass(frozen=True)
 class Tally:
     """The result of one part of a test."""
 
@@ -99,6 +108,10 @@ class Workload(Protocol):
         """One entry, or one for each exit with ``each_exit``."""
         ...
 
+    def test_own(self, model: Tensors, test: OwnTest) -> tuple[float, float]:
+        """Accuracy and loss, in the bits that a device gives."""
+        ...
+
 
 class Worker:
     def __init__(self, strategy: Strategy, workload: Workload) -> None:
@@ -106,10 +119,12 @@ class Worker:
         self.workload = workload
 
     def perform(
-        self, item: ClientTask | Together | EvaluationPart, model: Tensors
-    ) -> Outcome | Sequence[Outcome] | Sequence[Tally]:
+        self, item: ClientTask | Together | EvaluationPart | OwnTest, model: Tensors
+    ) -> Outcome | Sequence[Outcome] | Sequence[Tally] | tuple[float, float]:
         if isinstance(item, EvaluationPart):
             return self.workload.test(model, item)
+        if isinstance(item, OwnTest):
+            return self.workload.test_own(model, item)
         if isinstance(item, ClientTask):
             return self._fit(item, model, self.workload.trainer(item.task.client))
         fits = [partial(self._fit, task, model) for task in item.tasks]

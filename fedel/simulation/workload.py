@@ -10,8 +10,8 @@ import torch
 from fedel.data.dataset import Dataset
 from fedel.models.blocks import BlockModel
 from fedel.simulation.together import Wanted
-from fedel.simulation.workers import EvaluationPart, Tally
-from fedel.training.evaluate import Score, evaluate, evaluate_exits
+from fedel.simulation.workers import EvaluationPart, OwnTest, Tally
+from fedel.training.evaluate import Score, evaluate, evaluate_exits, own_batches
 from fedel.training.stacked import Request, kind, train_together
 from fedel.training.trainer import TorchTrainer
 from fedel.types import Array, ModelSpec, Tensors, TimingProfile, Trained
@@ -30,7 +30,10 @@ class TorchWorkload:
         profiles: Mapping[str, TimingProfile],
         device: str = "cpu",
         compute: str = "exact",
+        held_out: Mapping[str, Array] | None = None,
     ) -> None:
+        """``parts`` are what clients train on, ``held_out`` what they test on."""
+        self._held_out = held_out or {}
         self._model, self._data, self._device, self._compute = model, data, device, compute
         self._parts, self._profiles = parts, profiles
         self._trainers: dict[str, TorchTrainer] = {}
@@ -83,6 +86,12 @@ class TorchWorkload:
             scores = evaluate_exits(self._model, batches, self._device, self._compute)
             return [_tally(score) for score in scores]
         return [_tally(evaluate(self._model, batches, self._device, part.average, self._compute))]
+
+    def test_own(self, model: Tensors, test: OwnTest) -> tuple[float, float]:
+        self._model.load(model)
+        batches = own_batches(self._data, self._held_out[test.client])
+        score = evaluate(self._model, batches, self._device, test.average, self._compute)
+        return score.accuracy, score.loss
 
     def _batches(self, part: EvaluationPart) -> Iterator[tuple[Array, Array]]:
         test, total = self._data.test, self.num_test_samples

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedel.data.dataset import IGNORE
+from fedel.data.dataset import IGNORE, Dataset
 from fedel.models.blocks import BlockModel
 from fedel.training.batches import to_torch
 from fedel.training.objective import cross_entropy
 from fedel.types import Array
+
+OWN_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,12 @@ class _Tally:
     def score(self) -> Score:
         number = max(1, self.targets)
         return Score(self.correct / number, self.loss / number, self.targets)
+
+
+def own_batches(data: Dataset, rows: Array) -> Iterator[tuple[Array, Array]]:
+    """Training samples that a client holds out, not augmented; the same in a simulation and on a device."""
+    for start in range(0, len(rows), OWN_BATCH):
+        yield data.train_batch(rows[start : start + OWN_BATCH])
 
 
 def evaluate(

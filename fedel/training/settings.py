@@ -30,15 +30,19 @@ class DataPart:
     alpha: float = 0.1
     """Concentration of ``dirichlet``; small is uneven."""
     balance: bool = True
-    """A client that holds its even share gets nothing of further classes."""
+    """A client that already holds its even share of the samples is skipped for the remaining classes."""
     min_size: int = 10
     """Draw again until the smallest part holds this many samples."""
     seed: int = 0
     """Seed of the split, the same at every client."""
     root: str = ""
     """Directory of data sets; empty means ``$FEDEL_DATA`` or the cache."""
+    held_out: float = 0.0
+    """Share of this client's samples that it does not train on: it tests models on them, if the job asks."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out = {self.held_out:g}: a share, at least 0 and below 1")
         if not 0 <= self.index < self.of:
             raise ValueError(f"index = {self.index} is not one of the parts 0 to {self.of - 1}: see 'of'")
 
@@ -83,5 +87,17 @@ it is not: the evaluator that this returns, which shares nothing with the traine
 at the same time. The method itself is called once, in the thread that trains.
 """
 
-MakeTrainer = Callable[[RunConfig, TrainerSettings], tuple[Trainer, Evaluator | None]]
-"""What ``RunConfig.trainer`` names."""
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The samples that a client does not train on."""
+
+    test: Evaluator
+    num_samples: int
+
+
+MakeTrainer = Callable[
+    [RunConfig, TrainerSettings],
+    tuple[Trainer, Evaluator | None] | tuple[Trainer, Evaluator | None, HeldOut | None],
+]
+"""What ``RunConfig.trainer`` names; the third part may be left out."""

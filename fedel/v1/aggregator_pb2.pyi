@@ -69,6 +69,7 @@ class ModelHeader(_message.Message):
     SERVER_JSON_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_FIELD_NUMBER: _builtins.int
     STALENESS_POWER_FIELD_NUMBER: _builtins.int
+    CODE_SHA256_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the new run."""
     strategy_json: _builtins.str
@@ -87,6 +88,8 @@ class ModelHeader(_message.Message):
     """With the late policy "weigh": the most rounds that an update may be late."""
     staleness_power: _builtins.float
     """With the late policy "weigh": what is n rounds late counts (1 + n) to the power of minus this."""
+    code_sha256: _builtins.str
+    """SHA-256 of the code that came with the job and holds its method; empty if the method is not in there."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
         """Blocks and tensors of the whole model, including those that other aggregators keep."""
@@ -109,10 +112,11 @@ class ModelHeader(_message.Message):
         server_json: _builtins.str = ...,
         max_staleness: _builtins.int = ...,
         staleness_power: _builtins.float = ...,
+        code_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_every", b"keep_every", "late_policy", b"late_policy", "max_staleness", b"max_staleness", "protection_json", b"protection_json", "run", b"run", "server_json", b"server_json", "spec", b"spec", "staleness_power", b"staleness_power", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code_sha256", b"code_sha256", "keep_every", b"keep_every", "late_policy", b"late_policy", "max_staleness", b"max_staleness", "protection_json", b"protection_json", "run", b"run", "server_json", b"server_json", "spec", b"spec", "staleness_power", b"staleness_power", "strategy_json", b"strategy_json", "tensors", b"tensors", "upload_json", b"upload_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -484,16 +488,21 @@ Global___OpenRoundRequest: _TypeAlias = OpenRoundRequest  # noqa: Y015
 
 @_typing.final
 class OpenRoundResponse(_message.Message):
-    """The round is open. Carries nothing."""
+    """The round is open, unless it is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MADE_FIELD_NUMBER: _builtins.int
+    made: _builtins.bool
+    """The round has made its model already: nothing was opened, and SealRound and CommitRound give their answers again."""
     def __init__(
         self,
+        *,
+        made: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -788,3 +797,51 @@ class EndRunResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndRunResponse: _TypeAlias = EndRunResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRunRequest(_message.Message):
+    """A run to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    dry_run: _builtins.bool
+    """Delete nothing, and tell what would be deleted."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRunRequest: _TypeAlias = DeleteRunRequest  # noqa: Y015
+
+@_typing.final
+class DeleteRunResponse(_message.Message):
+    """What was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    num_bytes: _builtins.int
+    """Bytes of its files; 0 if there was nothing."""
+    def __init__(
+        self,
+        *,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRunResponse: _TypeAlias = DeleteRunResponse  # noqa: Y015

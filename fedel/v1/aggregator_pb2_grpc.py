@@ -75,6 +75,11 @@ class AggregatorServiceStub:
                 request_serializer=fedel_dot_v1_dot_aggregator__pb2.EndRunRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_aggregator__pb2.EndRunResponse.FromString,
                 _registered_method=True)
+        self.DeleteRun = channel.unary_unary(
+                '/fedel.v1.AggregatorService/DeleteRun',
+                request_serializer=fedel_dot_v1_dot_aggregator__pb2.DeleteRunRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_aggregator__pb2.DeleteRunResponse.FromString,
+                _registered_method=True)
 
 
 class AggregatorServiceServicer:
@@ -139,6 +144,13 @@ class AggregatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRun(self, request, context):
+        """Delete everything that is kept of a run, which is over. Repeated, it does nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AggregatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +193,11 @@ def add_AggregatorServiceServicer_to_server(servicer, server):
                     servicer.EndRun,
                     request_deserializer=fedel_dot_v1_dot_aggregator__pb2.EndRunRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_aggregator__pb2.EndRunResponse.SerializeToString,
+            ),
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=fedel_dot_v1_dot_aggregator__pb2.DeleteRunRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_aggregator__pb2.DeleteRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -400,6 +417,33 @@ class AggregatorService:
             '/fedel.v1.AggregatorService/EndRun',
             fedel_dot_v1_dot_aggregator__pb2.EndRunRequest.SerializeToString,
             fedel_dot_v1_dot_aggregator__pb2.EndRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.AggregatorService/DeleteRun',
+            fedel_dot_v1_dot_aggregator__pb2.DeleteRunRequest.SerializeToString,
+            fedel_dot_v1_dot_aggregator__pb2.DeleteRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class AggregatorServiceStub:
     """Keep a version that would otherwise be deleted."""
     EndRun: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.EndRunRequest, _aggregator_pb2.EndRunResponse]
     """Accept no further update of a run, which is over; its versions can still be downloaded. Repeated, it does nothing."""
+    DeleteRun: _grpc.UnaryUnaryMultiCallable[_aggregator_pb2.DeleteRunRequest, _aggregator_pb2.DeleteRunResponse]
+    """Delete everything that is kept of a run, which is over. Repeated, it does nothing."""
 
 @_typing.type_check_only
 class AggregatorServiceAsyncStub(AggregatorServiceStub):
@@ -79,6 +81,8 @@ class AggregatorServiceAsyncStub(AggregatorServiceStub):
     """Keep a version that would otherwise be deleted."""
     EndRun: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.EndRunRequest, _aggregator_pb2.EndRunResponse]  # type: ignore[assignment]
     """Accept no further update of a run, which is over; its versions can still be downloaded. Repeated, it does nothing."""
+    DeleteRun: _aio.UnaryUnaryMultiCallable[_aggregator_pb2.DeleteRunRequest, _aggregator_pb2.DeleteRunResponse]  # type: ignore[assignment]
+    """Delete everything that is kept of a run, which is over. Repeated, it does nothing."""
 
 class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps the model of each run, receives the clients' updates, and folds them into the next version."""
@@ -150,5 +154,13 @@ class AggregatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_aggregator_pb2.EndRunResponse, _abc.Awaitable[_aggregator_pb2.EndRunResponse]]:
         """Accept no further update of a run, which is over; its versions can still be downloaded. Repeated, it does nothing."""
+
+    @_abc_1.abstractmethod
+    def DeleteRun(
+        self,
+        request: _aggregator_pb2.DeleteRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_aggregator_pb2.DeleteRunResponse, _abc.Awaitable[_aggregator_pb2.DeleteRunResponse]]:
+        """Delete everything that is kept of a run, which is over. Repeated, it does nothing."""
 
 def add_AggregatorServiceServicer_to_server(servicer: AggregatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

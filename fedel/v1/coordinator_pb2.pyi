@@ -41,6 +41,8 @@ class _RunPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunPhase.Val
     """An operator stopped it."""
     RUN_PHASE_FAILED: _RunPhase.ValueType  # 6
     """It failed and cannot continue."""
+    RUN_PHASE_QUEUED: _RunPhase.ValueType  # 7
+    """The run waits for its turn: other runs are active."""
 
 class RunPhase(_RunPhase, metaclass=_RunPhaseEnumTypeWrapper):
     """State of a run."""
@@ -59,6 +61,8 @@ RUN_PHASE_STOPPED: RunPhase.ValueType  # 5
 """An operator stopped it."""
 RUN_PHASE_FAILED: RunPhase.ValueType  # 6
 """It failed and cannot continue."""
+RUN_PHASE_QUEUED: RunPhase.ValueType  # 7
+"""The run waits for its turn: other runs are active."""
 Global___RunPhase: _TypeAlias = RunPhase  # noqa: Y015
 
 class _RunAction:
@@ -92,6 +96,42 @@ RUN_ACTION_STOP: RunAction.ValueType  # 3
 RUN_ACTION_STOP_NOW: RunAction.ValueType  # 4
 """End the run at once; the open round is given up."""
 Global___RunAction: _TypeAlias = RunAction  # noqa: Y015
+
+class _AgentAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AgentActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AgentAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AGENT_ACTION_UNSPECIFIED: _AgentAction.ValueType  # 0
+    """Not set; the call is refused."""
+    AGENT_ACTION_LABEL: _AgentAction.ValueType  # 1
+    """Set and drop labels."""
+    AGENT_ACTION_CORDON: _AgentAction.ValueType  # 2
+    """No new run, and no task from the next round on; a task that it works on is finished."""
+    AGENT_ACTION_UNCORDON: _AgentAction.ValueType  # 3
+    """Runs and tasks again."""
+    AGENT_ACTION_PROFILE: _AgentAction.ValueType  # 4
+    """Measure the timing profiles again, in idle time."""
+    AGENT_ACTION_FORGET: _AgentAction.ValueType  # 5
+    """Remove an agent that is away from the list."""
+
+class AgentAction(_AgentAction, metaclass=_AgentActionEnumTypeWrapper):
+    """A change to an agent."""
+
+AGENT_ACTION_UNSPECIFIED: AgentAction.ValueType  # 0
+"""Not set; the call is refused."""
+AGENT_ACTION_LABEL: AgentAction.ValueType  # 1
+"""Set and drop labels."""
+AGENT_ACTION_CORDON: AgentAction.ValueType  # 2
+"""No new run, and no task from the next round on; a task that it works on is finished."""
+AGENT_ACTION_UNCORDON: AgentAction.ValueType  # 3
+"""Runs and tasks again."""
+AGENT_ACTION_PROFILE: AgentAction.ValueType  # 4
+"""Measure the timing profiles again, in idle time."""
+AGENT_ACTION_FORGET: AgentAction.ValueType  # 5
+"""Remove an agent that is away from the list."""
+Global___AgentAction: _TypeAlias = AgentAction  # noqa: Y015
 
 @_typing.final
 class DeviceFacts(_message.Message):
@@ -215,23 +255,53 @@ class Hello(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CLIENT_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """Name of the client, unique in the federation."""
+    protocol: _builtins.int
+    """Number of the messages that the agent speaks; 0 is an agent from before it was sent."""
     @_builtins.property
     def device(self) -> Global___DeviceFacts:
         """The device it runs on."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The device's own labels, from its configuration."""
 
     def __init__(
         self,
         *,
         client: _builtins.str = ...,
         device: Global___DeviceFacts | None = ...,
+        protocol: _builtins.int = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "device", b"device"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "device", b"device", "labels", b"labels", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -248,6 +318,7 @@ class Join(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     CAN_EVALUATE_FIELD_NUMBER: _builtins.int
+    NUM_HELD_OUT_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     model_digest: _builtins.str
@@ -256,6 +327,8 @@ class Join(_message.Message):
     """Number of training samples that the client holds."""
     can_evaluate: _builtins.bool
     """True if the client has test data and can evaluate models."""
+    num_held_out: _builtins.int
+    """Number of samples of its own that the client tests models on and does not train on."""
     @_builtins.property
     def profile(self) -> _task_pb2.TimingProfile:
         """Timing profile: how fast the device is."""
@@ -268,10 +341,11 @@ class Join(_message.Message):
         num_samples: _builtins.int = ...,
         profile: _task_pb2.TimingProfile | None = ...,
         can_evaluate: _builtins.bool = ...,
+        num_held_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "model_digest", b"model_digest", "num_samples", b"num_samples", "profile", b"profile", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "model_digest", b"model_digest", "num_held_out", b"num_held_out", "num_samples", b"num_samples", "profile", b"profile", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,6 +556,8 @@ class EvaluationDone(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     model_version: _builtins.int
@@ -494,6 +570,10 @@ class EvaluationDone(_message.Message):
     """Number of test samples."""
     seconds: _builtins.float
     """Seconds that the evaluation took."""
+    own: _builtins.bool
+    """True if it is of the samples that the client holds out."""
+    problem: _builtins.str
+    """Why such an evaluation failed, as text for people; empty if it did not."""
     def __init__(
         self,
         *,
@@ -503,10 +583,12 @@ class EvaluationDone(_message.Message):
         loss: _builtins.float = ...,
         num_samples: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        own: _builtins.bool = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "loss", b"loss", "model_version", b"model_version", "num_samples", b"num_samples", "run", b"run", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "loss", b"loss", "model_version", b"model_version", "num_samples", b"num_samples", "own", b"own", "problem", b"problem", "run", b"run", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -521,22 +603,26 @@ class TaskFailed(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_NUM_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     round_num: _builtins.int
     """Number of the round; -1 if the whole run failed."""
     message: _builtins.str
     """What happened, as text for people."""
+    trace: _builtins.str
+    """Where in the code it happened; cut if it is long, empty if it is of no use."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         round_num: _builtins.int = ...,
         message: _builtins.str = ...,
+        trace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "round_num", b"round_num", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "round_num", b"round_num", "run", b"run", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -763,6 +849,7 @@ class SessionResponse(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     UNMASK_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Answer to Hello: settings of the session."""
@@ -803,6 +890,10 @@ class SessionResponse(_message.Message):
     def unmask(self) -> Global___SecureUnmask:
         """Secure aggregation: the updates are in; answer with a reveal."""
 
+    @_builtins.property
+    def profile(self) -> Global___ProfileAgain:
+        """Measure the timing profiles again, in idle time."""
+
     def __init__(
         self,
         *,
@@ -816,16 +907,34 @@ class SessionResponse(_message.Message):
         roster: Global___SecureRoster | None = ...,
         group: Global___SecureGroup | None = ...,
         unmask: Global___SecureUnmask | None = ...,
+        profile: Global___ProfileAgain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "group", b"group", "kind", b"kind", "refused", b"refused", "roster", b"roster", "run", b"run", "task", b"task", "unmask", b"unmask", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "group", b"group", "kind", b"kind", "profile", b"profile", "refused", b"refused", "roster", b"roster", "run", b"run", "task", b"task", "unmask", b"unmask", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "group", b"group", "kind", b"kind", "refused", b"refused", "roster", b"roster", "run", b"run", "task", b"task", "unmask", b"unmask", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "ended", b"ended", "evaluate", b"evaluate", "group", b"group", "kind", b"kind", "profile", b"profile", "refused", b"refused", "roster", b"roster", "run", b"run", "task", b"task", "unmask", b"unmask", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "run", "task", "evaluate", "closed", "ended", "refused", "roster", "group", "unmask"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "run", "task", "evaluate", "closed", "ended", "refused", "roster", "group", "unmask", "profile"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class ProfileAgain(_message.Message):
+    """An operator wants new timing profiles of every run that the agent joined; each is sent as another join."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileAgain: _TypeAlias = ProfileAgain  # noqa: Y015
 
 @_typing.final
 class SecureRoster(_message.Message):
@@ -968,16 +1077,24 @@ class Welcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     heartbeat_seconds: _builtins.float
     """Seconds between two heartbeats of the agent."""
+    protocol: _builtins.int
+    """Number of the messages that the coordinator speaks; 0 is a coordinator from before it was sent."""
+    version: _builtins.str
+    """Version of the coordinator."""
     def __init__(
         self,
         *,
         heartbeat_seconds: _builtins.float = ...,
+        protocol: _builtins.int = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "protocol", b"protocol", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1061,19 +1178,23 @@ class EvaluationTask(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     model_version: _builtins.int
     """Version of the model."""
+    own: _builtins.bool
+    """True: on the samples that the client holds out. False: on the data set's test data."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         model_version: _builtins.int = ...,
+        own: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_version", b"model_version", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_version", b"model_version", "own", b"own", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1203,19 +1324,23 @@ class ControlRunRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run."""
     action: Global___RunAction.ValueType
     """The change."""
+    why: _builtins.str
+    """Why, as the person says it; at most 300 letters are kept."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         action: Global___RunAction.ValueType = ...,
+        why: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "run", b"run", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1244,6 +1369,150 @@ class ControlRunResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ControlRunResponse: _TypeAlias = ControlRunResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRunsRequest(_message.Message):
+    """Runs to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    OLDER_THAN_SECONDS_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    older_than_seconds: _builtins.float
+    """Also all runs that ended longer ago than this."""
+    dry_run: _builtins.bool
+    """Delete nothing, and tell what would be deleted."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their names. A run that is not over is refused, and then none is deleted."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[_builtins.str] | None = ...,
+        older_than_seconds: _builtins.float | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_older_than_seconds", b"_older_than_seconds", "older_than_seconds", b"older_than_seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_older_than_seconds", b"_older_than_seconds", "dry_run", b"dry_run", "older_than_seconds", b"older_than_seconds", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__older_than_seconds: _TypeAlias = _typing.Literal["older_than_seconds"]  # noqa: Y015
+    _WhichOneofArgType__older_than_seconds: _TypeAlias = _typing.Literal["_older_than_seconds", b"_older_than_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__older_than_seconds) -> _WhichOneofReturnType__older_than_seconds | None: ...
+
+Global___DeleteRunsRequest: _TypeAlias = DeleteRunsRequest  # noqa: Y015
+
+@_typing.final
+class DeletedRun(_message.Message):
+    """A run that was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    FOLDER_BYTES_FIELD_NUMBER: _builtins.int
+    AGGREGATOR_BYTES_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    found: _builtins.bool
+    """True if the coordinator knew it."""
+    num_rounds: _builtins.int
+    """Number of its closed rounds."""
+    folder_bytes: _builtins.int
+    """Bytes of its folder at the coordinator."""
+    aggregator_bytes: _builtins.int
+    """Bytes at all aggregators together."""
+    ended_at: _builtins.float
+    """Unix time at which it ended, in seconds; 0 if that is not known."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        found: _builtins.bool = ...,
+        num_rounds: _builtins.int = ...,
+        folder_bytes: _builtins.int = ...,
+        aggregator_bytes: _builtins.int = ...,
+        ended_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregator_bytes", b"aggregator_bytes", "ended_at", b"ended_at", "folder_bytes", b"folder_bytes", "found", b"found", "num_rounds", b"num_rounds", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeletedRun: _TypeAlias = DeletedRun  # noqa: Y015
+
+@_typing.final
+class DeleteRunsResponse(_message.Message):
+    """What was deleted, the oldest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeletedRun]:
+        """One entry per run."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___DeletedRun] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRunsResponse: _TypeAlias = DeleteRunsResponse  # noqa: Y015
+
+@_typing.final
+class GetResultRequest(_message.Message):
+    """A run that is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Name of the run."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetResultRequest: _TypeAlias = GetResultRequest  # noqa: Y015
+
+@_typing.final
+class GetResultResponse(_message.Message):
+    """What it came to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_JSON_FIELD_NUMBER: _builtins.int
+    result_json: _builtins.str
+    """As in result.json."""
+    def __init__(
+        self,
+        *,
+        result_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["result_json", b"result_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetResultResponse: _TypeAlias = GetResultResponse  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
@@ -1275,21 +1544,31 @@ class ListRunsResponse(_message.Message):
 
     RUNS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    NUM_AGENTS_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """True if there are older ones: ask again with a larger offset."""
+    num_agents: _builtins.int
+    """Number of agents that have an open session."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunStatus]:
         """Newest first."""
+
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their names, the first hundred."""
 
     def __init__(
         self,
         *,
         runs: _abc.Iterable[Global___RunStatus] | None = ...,
         more: _builtins.bool = ...,
+        num_agents: _builtins.int = ...,
+        agents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "more", b"more", "num_agents", b"num_agents", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1302,16 +1581,22 @@ class WatchRunRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    FIRST_ROUND_FIELD_NUMBER: _builtins.int
     run: _builtins.str
-    """Name of the run; empty means the newest run."""
+    """Name of the run; empty means the newest run that is not over, or else the newest."""
+    first_round: _builtins.int
+    """The first closed round to send, from 0. A negative number counts from the newest: -3 sends the last three, then new
+    ones.
+    """
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
+        first_round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_round", b"first_round", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1537,3 +1822,369 @@ class ListAggregatorsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListAggregatorsResponse: _TypeAlias = ListAggregatorsResponse  # noqa: Y015
+
+@_typing.final
+class ListAgentsRequest(_message.Message):
+    """Which agents to list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Only the agent of this name, with the trace of its last error; empty means all of them."""
+    selector: _builtins.str
+    """Only agents that this selector matches, such as "gpu=orin,site!=lab"; empty means all of them."""
+    after: _builtins.str
+    """Only agents whose names come after this one: the last that was received already."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        selector: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "name", b"name", "selector", b"selector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAgentsRequest: _TypeAlias = ListAgentsRequest  # noqa: Y015
+
+@_typing.final
+class ListAgentsResponse(_message.Message):
+    """A page of the agents."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENTS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """True if there are more: ask again with the last name."""
+    now: _builtins.float
+    """Unix time of the coordinator, in seconds."""
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        agents: _abc.Iterable[Global___AgentStatus] | None = ...,
+        more: _builtins.bool = ...,
+        now: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "more", b"more", "now", b"now"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAgentsResponse: _TypeAlias = ListAgentsResponse  # noqa: Y015
+
+@_typing.final
+class AgentStatus(_message.Message):
+    """What the coordinator knows of an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class OperatorLabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DEVICE_TYPE_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    OPERATOR_LABELS_FIELD_NUMBER: _builtins.int
+    AGENT_VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    UP_RATE_FIELD_NUMBER: _builtins.int
+    DOWN_RATE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_END_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the client."""
+    device_type: _builtins.str
+    """Type of hardware."""
+    agent_version: _builtins.str
+    """Version of the agent."""
+    protocol: _builtins.int
+    """Number of the messages that it speaks."""
+    memory_bytes: _builtins.int
+    """Memory of the device in bytes; 0 if unknown."""
+    up_rate: _builtins.float
+    """Measured bytes per second to the aggregators; 0 if unknown."""
+    down_rate: _builtins.float
+    """Measured bytes per second from the aggregators; 0 if unknown."""
+    certificate_end: _builtins.float
+    """Unix time at which its certificate ends, in seconds; 0 without one."""
+    last_seen: _builtins.float
+    """Unix time at which it was last heard, in seconds."""
+    connected: _builtins.bool
+    """True if it has an open session."""
+    cordoned: _builtins.bool
+    """True if an operator keeps it out of new runs and rounds."""
+    state: _builtins.str
+    """"away", "silent", "refused", "ready", "working", "draining" or "drained"."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """All its labels; of two with one key, the operator's."""
+
+    @_builtins.property
+    def operator_labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Those of them that an operator gave."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Runs that it has joined."""
+
+    @_builtins.property
+    def last_error(self) -> Global___AgentError:
+        """Its last error; absent if there was none."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        device_type: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        operator_labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        agent_version: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        up_rate: _builtins.float = ...,
+        down_rate: _builtins.float = ...,
+        certificate_end: _builtins.float = ...,
+        last_seen: _builtins.float = ...,
+        connected: _builtins.bool = ...,
+        cordoned: _builtins.bool = ...,
+        state: _builtins.str = ...,
+        runs: _abc.Iterable[_builtins.str] | None = ...,
+        last_error: Global___AgentError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_error", b"last_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "certificate_end", b"certificate_end", "connected", b"connected", "cordoned", b"cordoned", "device_type", b"device_type", "down_rate", b"down_rate", "labels", b"labels", "last_error", b"last_error", "last_seen", b"last_seen", "memory_bytes", b"memory_bytes", "name", b"name", "operator_labels", b"operator_labels", "protocol", b"protocol", "runs", b"runs", "state", b"state", "up_rate", b"up_rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentStatus: _TypeAlias = AgentStatus  # noqa: Y015
+
+@_typing.final
+class AgentError(_message.Message):
+    """Something that failed on an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUND_NUM_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    at: _builtins.float
+    """Unix time, in seconds."""
+    run: _builtins.str
+    """Name of the run; empty if it was about none."""
+    round_num: _builtins.int
+    """Number of the round, counted from 0; -1 if it was about none."""
+    message: _builtins.str
+    """What happened, as text for people."""
+    trace: _builtins.str
+    """Where in the code; only if the agent was asked for by name."""
+    def __init__(
+        self,
+        *,
+        at: _builtins.float = ...,
+        run: _builtins.str = ...,
+        round_num: _builtins.int = ...,
+        message: _builtins.str = ...,
+        trace: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "message", b"message", "round_num", b"round_num", "run", b"run", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentError: _TypeAlias = AgentError  # noqa: Y015
+
+@_typing.final
+class ControlAgentRequest(_message.Message):
+    """An agent to control."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the client."""
+    action: Global___AgentAction.ValueType
+    """The change."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """With LABEL: labels to set."""
+
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With LABEL: keys of the operator's labels to drop."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        action: Global___AgentAction.ValueType = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        dropped: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "dropped", b"dropped", "labels", b"labels", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlAgentRequest: _TypeAlias = ControlAgentRequest  # noqa: Y015
+
+@_typing.final
+class ControlAgentResponse(_message.Message):
+    """The agent after the change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___AgentStatus:
+        """Its status."""
+
+    def __init__(
+        self,
+        *,
+        status: Global___AgentStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlAgentResponse: _TypeAlias = ControlAgentResponse  # noqa: Y015
+
+@_typing.final
+class PlanRunRequest(_message.Message):
+    """A job to plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    config_json: _builtins.str
+    """Effective configuration, as JSON."""
+    wait_seconds: _builtins.float
+    """Seconds to wait for the agents; at most 3600."""
+    @_builtins.property
+    def spec(self) -> _model_pb2.ModelSpec:
+        """Blocks and tensors of the model."""
+
+    def __init__(
+        self,
+        *,
+        config_json: _builtins.str = ...,
+        spec: _model_pb2.ModelSpec | None = ...,
+        wait_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "spec", b"spec", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRunRequest: _TypeAlias = PlanRunRequest  # noqa: Y015
+
+@_typing.final
+class PlanRunResponse(_message.Message):
+    """The plan of a job that was not created."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_JSON_FIELD_NUMBER: _builtins.int
+    plan_json: _builtins.str
+    """As JSON; docs/fleet.md explains its fields."""
+    def __init__(
+        self,
+        *,
+        plan_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_json", b"plan_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRunResponse: _TypeAlias = PlanRunResponse  # noqa: Y015

@@ -50,6 +50,16 @@ class CoordinatorServiceStub:
                 request_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlRunRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ControlRunResponse.FromString,
                 _registered_method=True)
+        self.DeleteRuns = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/DeleteRuns',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.DeleteRunsRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.DeleteRunsResponse.FromString,
+                _registered_method=True)
+        self.GetResult = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/GetResult',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.GetResultRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.GetResultResponse.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/fedel.v1.CoordinatorService/ListRuns',
                 request_serializer=fedel_dot_v1_dot_coordinator__pb2.ListRunsRequest.SerializeToString,
@@ -64,6 +74,21 @@ class CoordinatorServiceStub:
                 '/fedel.v1.CoordinatorService/ListAggregators',
                 request_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsRequest.SerializeToString,
                 response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsResponse.FromString,
+                _registered_method=True)
+        self.ListAgents = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/ListAgents',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.FromString,
+                _registered_method=True)
+        self.PlanRun = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/PlanRun',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.FromString,
+                _registered_method=True)
+        self.ControlAgent = channel.unary_unary(
+                '/fedel.v1.CoordinatorService/ControlAgent',
+                request_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentRequest.SerializeToString,
+                response_deserializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentResponse.FromString,
                 _registered_method=True)
 
 
@@ -92,6 +117,21 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRuns(self, request, context):
+        """Delete runs that are over, with everything that the coordinator and the aggregators keep of them. Repeated, it does
+        nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetResult(self, request, context):
+        """What a run came to that is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRuns(self, request, context):
         """All runs without their clients, newest first, a page at a time.
         """
@@ -108,6 +148,28 @@ class CoordinatorServiceServicer:
 
     def ListAggregators(self, request, context):
         """Addresses of the aggregators in shard order. The model of a new run is uploaded to them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAgents(self, request, context):
+        """Every agent that ever had a session, by name, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanRun(self, request, context):
+        """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+        nothing. Answered when all of them have, or when the time is up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ControlAgent(self, request, context):
+        """Label, cordon, uncordon or forget an agent, or have it measure its profiles again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,6 +193,16 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ControlRunRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlRunResponse.SerializeToString,
             ),
+            'DeleteRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRuns,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.DeleteRunsRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.DeleteRunsResponse.SerializeToString,
+            ),
+            'GetResult': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResult,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.GetResultRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.GetResultResponse.SerializeToString,
+            ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
                     request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListRunsRequest.FromString,
@@ -145,6 +217,21 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.ListAggregators,
                     request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsRequest.FromString,
                     response_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsResponse.SerializeToString,
+            ),
+            'ListAgents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAgents,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.SerializeToString,
+            ),
+            'PlanRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRun,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.SerializeToString,
+            ),
+            'ControlAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ControlAgent,
+                    request_deserializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentRequest.FromString,
+                    response_serializer=fedel_dot_v1_dot_coordinator__pb2.ControlAgentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -240,6 +327,60 @@ class CoordinatorService:
             _registered_method=True)
 
     @staticmethod
+    def DeleteRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/DeleteRuns',
+            fedel_dot_v1_dot_coordinator__pb2.DeleteRunsRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.DeleteRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetResult(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/GetResult',
+            fedel_dot_v1_dot_coordinator__pb2.GetResultRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.GetResultResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListRuns(request,
             target,
             options=(),
@@ -310,6 +451,87 @@ class CoordinatorService:
             '/fedel.v1.CoordinatorService/ListAggregators',
             fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsRequest.SerializeToString,
             fedel_dot_v1_dot_coordinator__pb2.ListAggregatorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAgents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/ListAgents',
+            fedel_dot_v1_dot_coordinator__pb2.ListAgentsRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.ListAgentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/PlanRun',
+            fedel_dot_v1_dot_coordinator__pb2.PlanRunRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.PlanRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ControlAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedel.v1.CoordinatorService/ControlAgent',
+            fedel_dot_v1_dot_coordinator__pb2.ControlAgentRequest.SerializeToString,
+            fedel_dot_v1_dot_coordinator__pb2.ControlAgentResponse.FromString,
             options,
             channel_credentials,
             insecure,

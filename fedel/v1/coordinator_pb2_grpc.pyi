@@ -39,12 +39,26 @@ class CoordinatorServiceStub:
     """Create a run. The aggregators must already have its model."""
     ControlRun: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ControlRunRequest, _coordinator_pb2.ControlRunResponse]
     """Pause, resume or stop a run."""
+    DeleteRuns: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DeleteRunsRequest, _coordinator_pb2.DeleteRunsResponse]
+    """Delete runs that are over, with everything that the coordinator and the aggregators keep of them. Repeated, it does
+    nothing.
+    """
+    GetResult: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetResultRequest, _coordinator_pb2.GetResultResponse]
+    """What a run came to that is over."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListRunsRequest, _coordinator_pb2.ListRunsResponse]
     """All runs without their clients, newest first, a page at a time."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchRunRequest, _coordinator_pb2.WatchRunResponse]
     """Follow a run: first its current status, then every change until it ends. A status comes in one or more messages."""
     ListAggregators: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListAggregatorsRequest, _coordinator_pb2.ListAggregatorsResponse]
     """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
+    ListAgents: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListAgentsRequest, _coordinator_pb2.ListAgentsResponse]
+    """Every agent that ever had a session, by name, a page at a time."""
+    PlanRun: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PlanRunRequest, _coordinator_pb2.PlanRunResponse]
+    """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+    nothing. Answered when all of them have, or when the time is up.
+    """
+    ControlAgent: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ControlAgentRequest, _coordinator_pb2.ControlAgentResponse]
+    """Label, cordon, uncordon or forget an agent, or have it measure its profiles again."""
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
@@ -57,12 +71,26 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Create a run. The aggregators must already have its model."""
     ControlRun: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ControlRunRequest, _coordinator_pb2.ControlRunResponse]  # type: ignore[assignment]
     """Pause, resume or stop a run."""
+    DeleteRuns: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DeleteRunsRequest, _coordinator_pb2.DeleteRunsResponse]  # type: ignore[assignment]
+    """Delete runs that are over, with everything that the coordinator and the aggregators keep of them. Repeated, it does
+    nothing.
+    """
+    GetResult: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetResultRequest, _coordinator_pb2.GetResultResponse]  # type: ignore[assignment]
+    """What a run came to that is over."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListRunsRequest, _coordinator_pb2.ListRunsResponse]  # type: ignore[assignment]
     """All runs without their clients, newest first, a page at a time."""
     WatchRun: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchRunRequest, _coordinator_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Follow a run: first its current status, then every change until it ends. A status comes in one or more messages."""
     ListAggregators: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListAggregatorsRequest, _coordinator_pb2.ListAggregatorsResponse]  # type: ignore[assignment]
     """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
+    ListAgents: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListAgentsRequest, _coordinator_pb2.ListAgentsResponse]  # type: ignore[assignment]
+    """Every agent that ever had a session, by name, a page at a time."""
+    PlanRun: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlanRunRequest, _coordinator_pb2.PlanRunResponse]  # type: ignore[assignment]
+    """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+    nothing. Answered when all of them have, or when the time is up.
+    """
+    ControlAgent: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ControlAgentRequest, _coordinator_pb2.ControlAgentResponse]  # type: ignore[assignment]
+    """Label, cordon, uncordon or forget an agent, or have it measure its profiles again."""
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Plans rounds, sends tasks to clients, and stores the state of every client."""
@@ -92,6 +120,24 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Pause, resume or stop a run."""
 
     @_abc_1.abstractmethod
+    def DeleteRuns(
+        self,
+        request: _coordinator_pb2.DeleteRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.DeleteRunsResponse, _abc.Awaitable[_coordinator_pb2.DeleteRunsResponse]]:
+        """Delete runs that are over, with everything that the coordinator and the aggregators keep of them. Repeated, it does
+        nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def GetResult(
+        self,
+        request: _coordinator_pb2.GetResultRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.GetResultResponse, _abc.Awaitable[_coordinator_pb2.GetResultResponse]]:
+        """What a run came to that is over."""
+
+    @_abc_1.abstractmethod
     def ListRuns(
         self,
         request: _coordinator_pb2.ListRunsRequest,
@@ -114,5 +160,31 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.ListAggregatorsResponse, _abc.Awaitable[_coordinator_pb2.ListAggregatorsResponse]]:
         """Addresses of the aggregators in shard order. The model of a new run is uploaded to them."""
+
+    @_abc_1.abstractmethod
+    def ListAgents(
+        self,
+        request: _coordinator_pb2.ListAgentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ListAgentsResponse, _abc.Awaitable[_coordinator_pb2.ListAgentsResponse]]:
+        """Every agent that ever had a session, by name, a page at a time."""
+
+    @_abc_1.abstractmethod
+    def PlanRun(
+        self,
+        request: _coordinator_pb2.PlanRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.PlanRunResponse, _abc.Awaitable[_coordinator_pb2.PlanRunResponse]]:
+        """What the first rounds of a job would be on the agents that are here: they build its model and measure it, and train
+        nothing. Answered when all of them have, or when the time is up.
+        """
+
+    @_abc_1.abstractmethod
+    def ControlAgent(
+        self,
+        request: _coordinator_pb2.ControlAgentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ControlAgentResponse, _abc.Awaitable[_coordinator_pb2.ControlAgentResponse]]:
+        """Label, cordon, uncordon or forget an agent, or have it measure its profiles again."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

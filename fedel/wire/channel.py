@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import grpc
 from grpc import aio
 
+from fedel import request_id
 from fedel.security.folder import Credentials, Watched, load
 from fedel.security.secret import HEADER
 from fedel.security.tls import Tls
@@ -43,35 +43,52 @@ def connect(address: str, tls: Tls | None = None) -> aio.Channel:
     return _channel(address, load(tls.folder) if tls.secure else None, tls.secret)
 
 
-def _channel(address: str, own: Credentials | None, secret: str) -> aio.Channel:
-    # A server that was restarted is found again within seconds, not after gRPC's two minutes.
-    # gRPC's own retries keep every message of a stream in memory as long as it lives; `retry.py` does not.
-    options = [*OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000), ("grpc.enable_retries", 0)]
+def _channel(address: str, own: Credentials | None, secret: str, near: bool = False) -> aio.Channel:
+    # A server can come back at another address, as a restarted pod does. gRPC would try the old address for
+    # 20 s, look the name up at most every 30 s, and wait up to two minutes between tries. A device on a bad
+    # link needs seconds for a try; and not all devices should come at once.
+    try_ms, wait_ms = (3_000, 2_000) if near else (10_000, 5_000)
+    options = [
+        *OPTIONS,
+        ("grpc.min_reconnect_backoff_ms", try_ms),  # how long a try may take, in spite of the name
+        ("grpc.max_reconnect_backoff_ms", wait_ms),
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+        # gRPC's own retries keep every message of a stream in memory as long as it lives; `retry.py` does not.
+        ("grpc.enable_retries", 0),
+    ]
     if own is None:
-        return with_secret(aio.insecure_channel(address, options=options), secret)
+        return with_metadata(aio.insecure_channel(address, options=options), secret)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.cert)
-    return aio.secure_channel(address, credentials, options=options)
+    return with_metadata(aio.secure_channel(address, credentials, options=options))
 
 
-def with_secret(channel: aio.Channel, secret: str) -> aio.Channel:
-    """The channel; from now on all its calls carry the secret, if there is one.
+def with_metadata(channel: aio.Channel, secret: str = "") -> aio.Channel:
+    """The channel; from now on all its calls carry the id of the request, and the secret if there is one.
 
     Interceptors of grpc.aio could do it, but put a queue and a task into every stream.
     """
-    for kind in _KINDS if secret else ():
-        setattr(channel, kind, _carrying(getattr(channel, kind), ((HEADER, secret),)))
+    for kind in _KINDS:
+        setattr(channel, kind, _carrying(getattr(channel, kind), ((HEADER, secret),) if secret else ()))
     return channel
 
 
 def _carrying(make: Callable[..., Callable[..., Any]], metadata: tuple[tuple[str, str], ...]) -> Any:
-    return lambda *arguments, **options: partial(make(*arguments, **options), metadata=metadata)
+    def method(*arguments: Any, **options: Any) -> Callable[..., Any]:
+        call = make(*arguments, **options)
+        return lambda *given, **kept: call(*given, metadata=(*metadata, request_id.to_send()), **kept)
+
+    return method
 
 
 class Dialer:
-    """Channels of a process that lives longer than its certificate: made again after each renewal."""
+    """Channels of a process that lives longer than its certificate: made again after each renewal.
 
-    def __init__(self, tls: Tls | None = None) -> None:
+    ``near`` is for servers of one network: a try to connect ends sooner, and the next comes sooner.
+    """
+
+    def __init__(self, tls: Tls | None = None, near: bool = False) -> None:
         self.tls = tls or Tls()
+        self._near = near
         self._watched = Watched(self.tls.folder) if self.tls.secure else None
         self._used = self._watched.current() if self._watched else None
         self._secret = self.tls.secret
@@ -89,7 +106,7 @@ class Dialer:
             self._renew()
         if address not in self._channels:
             self.tls.check(address)
-            self._channels[address] = _channel(address, self._used, self._secret)
+            self._channels[address] = _channel(address, self._used, self._secret, self._near)
         return self._channels[address]
 
     def _renew(self) -> None:

@@ -19,6 +19,7 @@ from fedel.security.tokens import Token
 from fedel.v1 import enrolment_pb2 as pb
 from fedel.v1.enrolment_pb2_grpc import EnrolmentServiceStub
 from fedel.wire.channel import OPTIONS
+from fedel.wire.retry import describe, is_transient
 
 TIMEOUT_SECONDS = 20.0
 
@@ -39,11 +40,22 @@ def fetch_authority(address: str, fingerprint: bytes) -> bytes:
         ) from None
     for der in chain:
         if hashlib.sha256(der).digest() == fingerprint:
+            _check_name(address, chain[0])
             return ssl.DER_cert_to_PEM_cert(der).encode()
     raise CertificateError(
         f"{address} does not belong to the federation that made the token: its authority has another "
         "fingerprint. Check the address. If it is correct, the connection may be intercepted"
     )
+
+
+def _check_name(address: str, der: bytes) -> None:
+    """gRPC says no more than that a name does not fit; here the names that would are known."""
+    hosts, host = x.facts_of_pem(ssl.DER_cert_to_PEM_cert(der).encode()).hosts, host_of(address)
+    if host not in hosts and not any(each.startswith("*") for each in hosts):
+        raise CertificateError(
+            f"the certificate of the server at {address} is for {', '.join(hosts)}, not for {host}: use one of"
+            f" these names, or issue it again there: `fedel certs issue NAME --role service --host {host}`"
+        )
 
 
 def _chain(secured: ssl.SSLSocket) -> list[bytes]:
@@ -62,7 +74,9 @@ async def enrol(address: str, token: Token, folder: Path, ca: bytes) -> Credenti
     credentials = grpc.ssl_channel_credentials(ca)
     async with aio.secure_channel(address, credentials, options=OPTIONS) as channel:
         message = pb.EnrolRequest(secret=token.secret, signing_request=request)
-        answer = await _asked(address, EnrolmentServiceStub(channel).Enrol(message, timeout=TIMEOUT_SECONDS))
+        answer = await _asked(
+            address, EnrolmentServiceStub(channel).Enrol(message, timeout=TIMEOUT_SECONDS), True
+        )
     return install(folder, ca, answer.certificates)
 
 
@@ -74,7 +88,7 @@ async def renew(channel: aio.Channel, folder: Path, address: str = "the coordina
     return install(folder, (folder / CA).read_bytes(), answer.certificates)
 
 
-async def _asked(address: str, call: Any) -> Any:
+async def _asked(address: str, call: Any, enrolling: bool = False) -> Any:
     try:
         return await call
     except aio.AioRpcError as error:
@@ -82,4 +96,9 @@ async def _asked(address: str, call: Any) -> Any:
             raise ServiceError(
                 f"{address} does not sign certificates: set enrolment.authority on that coordinator"
             ) from None
-        raise ServiceError(f"{address}: {error.details()}") from None
+        hint = (
+            "; is this the enrolment port of the coordinator (7072)?"
+            if enrolling and is_transient(error)
+            else ""
+        )
+        raise ServiceError(f"{address}: {describe(error)}{hint}") from None

@@ -19,6 +19,18 @@ RETRIED = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
 
+PORTS = "by default a coordinator listens on 7070, an aggregator on 7071, enrolment on 7072, the page on 7080"
+IN_OUR_WORDS = {
+    "Method not found": f"the server at this port is another service, or an older version: {PORTS}",
+    "Failed parsing HTTP/2": f"no gRPC server is at this port; is it the page? {PORTS}",
+    "WRONG_VERSION_NUMBER": f"the server at this port does not use certificates; is it the page? {PORTS}",
+    "Hostname Verification Check failed": "the certificate of the server is for other names than this one: use"
+    " a name that is in it, or issue it again with --host NAME",
+}
+"""By what gRPC says: it has no words for what people do wrong."""
+MAX_DETAILS = 200
+"""Letters of what gRPC says, where our words come first."""
+
 
 def is_transient(error: Exception) -> bool:
     """Whether a call may succeed when it is repeated: the server was away or had too much to do."""
@@ -26,10 +38,17 @@ def is_transient(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """What went wrong, in the server's words if it sent any."""
-    if isinstance(error, aio.AioRpcError):
-        return error.details() or error.code().name
-    return str(error)
+    """What went wrong, in the server's words if it sent any, and in ours for what gRPC says by itself."""
+    if not isinstance(error, aio.AioRpcError):
+        return str(error)
+    details, meant = error.details() or error.code().name, mistake(error)
+    return f"{meant} ({details[:MAX_DETAILS]})" if meant else details
+
+
+def mistake(error: aio.AioRpcError) -> str:
+    """What a person did wrong, where what gRPC says gives it away; otherwise empty."""
+    details = error.details() or ""
+    return next((words for sign, words in IN_OUR_WORDS.items() if sign in details), "")
 
 
 def backoff_seconds(attempt: int, longest: float = 30.0) -> float:

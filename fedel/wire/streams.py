@@ -185,6 +185,7 @@ def model_header(
     server: Mapping[str, Any] | None = None,
     max_staleness: int = 0,
     staleness_power: float = 0.0,
+    code_sha256: str = "",
 ) -> pb.ModelHeader:
     """The first message of ``push_model``. ``strategy``, ``protection``, ``upload`` and ``server`` are tables
     of the configuration, ``spec`` is that of the whole model."""
@@ -199,6 +200,7 @@ def model_header(
         server_json=json.dumps(server or {}, sort_keys=True),
         max_staleness=max_staleness,
         staleness_power=staleness_power,
+        code_sha256=code_sha256,
     )
 
 

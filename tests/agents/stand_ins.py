@@ -25,6 +25,7 @@ from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel.wire.channel import SERVER_OPTIONS
 from fedel.wire.codec import report_from_pb, task_to_pb
 from fedel.wire.payload import digest, pack, unpack
+from fedel.wire.protocol import PROTOCOL
 from tests.agents import trainers
 from tests.strategies.fakes import WORK, initial_model, spec
 
@@ -47,6 +48,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self.received: list[SessionRequest] = []
         self.sessions = 0
         self.half_closed = False
+        self.protocol = PROTOCOL
+        self.refuses_with = ""
+        """Ends every session at its first message with these words."""
         self._heartbeat_seconds = heartbeat_seconds
         self._change = asyncio.Condition()
         self._outgoing: asyncio.Queue[SessionResponse | None] = asyncio.Queue()
@@ -54,7 +58,11 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[SessionResponse]:
         self.sessions += 1
         self._outgoing = outgoing = asyncio.Queue()
-        self.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=self._heartbeat_seconds))
+        if self.refuses_with:
+            await anext(requests)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses_with)
+        seconds = self._heartbeat_seconds
+        self.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=seconds, protocol=self.protocol))
         reader = asyncio.ensure_future(self._read(requests))
         try:
             while (message := await outgoing.get()) is not None:

@@ -48,13 +48,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_profile_is_measured_once_per_model_batch_and_widths(tmp_path: Path, measured: list[int]) -> None:
     settings = TrainerSettings(cache_dir=tmp_path, threads=1)
-    first, _ = factory.make_trainer(JOB, settings)
-    again, _ = factory.make_trainer(JOB, settings)
+    first, *_ = factory.make_trainer(JOB, settings)
+    again, *_ = factory.make_trainer(JOB, settings)
     assert [8] == measured
     assert first.profile == again.profile
     factory.make_trainer(replace(JOB, work=LocalWork(num_steps=3, batch_size=4)), settings)
     assert [8, 4] == measured
-    narrow, _ = factory.make_trainer(
+    narrow, *_ = factory.make_trainer(
         replace(JOB, strategy={"name": "fedprox", "base": {"name": "heterofl", "widths": [1.0, 0.5]}}), settings
     )
     assert [8, 4, 8] == measured
@@ -75,10 +75,10 @@ def test_damaged_profile_is_measured_again(
 
 
 def test_given_profile(tmp_path: Path, measured: list[int]) -> None:
-    trainer, _ = factory.make_trainer(JOB, TrainerSettings(threads=1))
+    trainer, *_ = factory.make_trainer(JOB, TrainerSettings(threads=1))
     given = replace(trainer.profile, device="given")
     save_profile(given, tmp_path / "given.json")
-    used, _ = factory.make_trainer(JOB, TrainerSettings(profile=tmp_path / "given.json"))
+    used, *_ = factory.make_trainer(JOB, TrainerSettings(profile=tmp_path / "given.json"))
     assert "given" == used.profile.device
     save_profile(replace(given, tensors=given.tensors[1:]), tmp_path / "other.json")
     with pytest.raises(ProfileError, match="another model"):
@@ -110,7 +110,7 @@ def test_first_model_depends_only_on_the_seed() -> None:
 
 
 def test_a_test_beside_a_training_changes_no_bit(measured: list[int]) -> None:
-    trainer, evaluator = factory.make_trainer(JOB, TrainerSettings(threads=1))
+    trainer, evaluator, _ = factory.make_trainer(JOB, TrainerSettings(threads=1))
     assert isinstance(evaluator, factory.ModelTest)
     model = make_model(norm=False).tensors()
     other = {name: values + 1 for name, values in model.items()}
@@ -177,7 +177,7 @@ def uploaded(payloads, header):  # type: ignore[no-untyped-def]
 
 
 def test_ensemble_of_the_exits_that_depthfl_trains(measured: list[int]) -> None:
-    trainer, judge = factory.make_trainer(JOB, TrainerSettings(threads=1))
+    trainer, judge, _ = factory.make_trainer(JOB, TrainerSettings(threads=1))
     assert judge is not None
     _, tensors = factory.initial_model(JOB)
     untrained = [

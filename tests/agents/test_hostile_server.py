@@ -18,6 +18,7 @@ from grpc import aio
 from fedel.job import RunConfig
 from fedel.plugins import Allowed
 from fedel.v1 import aggregator_pb2, coordinator_pb2
+from fedel.wire.protocol import PROTOCOL
 from fedel.wire.streams import REASON
 from tests.agents import trainers
 from tests.agents.stand_ins import RUN, SPEC, Aggregator, Federation, run_scenario, run_table, running, task_of
@@ -211,7 +212,7 @@ def test_many_welcomes_are_one_heartbeat(tmp_path: Path) -> None:
         async with running(fed.agent()):
             await fed.coordinator.until("hello")
             for _ in range(50):
-                fed.coordinator.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=0.01))
+                fed.coordinator.push(welcome=coordinator_pb2.Welcome(heartbeat_seconds=0.01, protocol=PROTOCOL))
             await fed.joined()
             beating = [task for task in asyncio.all_tasks() if "Session._beat" in str(task.get_coro())]
             assert 1 == len(beating)

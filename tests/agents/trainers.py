@@ -179,3 +179,24 @@ def small_memory(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Ev
     memory_asked.clear()
     trainer, evaluator = fake(run, settings)
     return _SmallMemory(trainer), evaluator
+
+
+class _Measuring(WrappedTrainer):
+    """Another profile each time that it is measured."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        self._profile = trainer.profile
+
+    @property
+    def profile(self) -> TimingProfile:
+        return self._profile
+
+    def profile_again(self) -> bool:
+        self._profile = self._profile.scaled(2.0)
+        return True
+
+
+def measuring(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+    trainer, evaluator = fake(run, settings)
+    return _Measuring(trainer), evaluator

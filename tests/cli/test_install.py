@@ -12,6 +12,7 @@ from fedel_edge.__main__ import load
 
 from fedel.cli import install
 from fedel.cli.main import main
+from fedel.errors import ConfigError
 from fedel.security.folder import load as load_credentials
 from fedel.security.identity import Identity
 from tests.security.support import Pki, servers
@@ -104,3 +105,14 @@ def test_a_jetson_trains_with_its_gpu(tmp_path: Path) -> None:
     (tmp_path / "proc/device-tree").mkdir(parents=True)
     (tmp_path / "proc/device-tree/model").write_text("NVIDIA Jetson Orin Nano Developer Kit\0")
     assert "cuda" == install._training_device(tmp_path)
+
+
+def test_the_interpreter_in_a_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/home/somebody/python3.12")
+    monkeypatch.setattr(install.sys, "executable", str(python))
+    with pytest.raises(
+        ConfigError, match=r"the Python of .*/venv/bin/fedel, /home/somebody/python3.12, is in a home"
+    ):
+        install._unit(install.Place(Path("/")))

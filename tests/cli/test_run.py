@@ -1,10 +1,9 @@
-"""``fedel run``: where the coordinator keeps the run's directory on another machine, and runs that pause."""
+"""``fedel run``: runs at a federation elsewhere that pause, are stopped, are left and are taken up again."""
 
 import asyncio
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 
@@ -14,54 +13,18 @@ from safetensors.numpy import save_file
 
 from fedel.api import federation as run
 from fedel.cli.local import Federation, LocalFleet
+from fedel.cli.submit import control, create
 from fedel.data.model_input import ModelInput
-from fedel.errors import ServiceError
+from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
 from fedel.report import runs
 from fedel.roles import events as ev
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.support import until
-from tests.report.fakes import client_record, round_record
 from tests.security.support import Pki, servers
+from tests.services.coordinator.support import Federation as CoordinatorFederation
 from tests.services.coordinator.support import asynchronous
 from tests.strategies.fakes import initial_model, spec
-
-
-def test_the_directory_is_written_from_what_was_followed(tmp_path):
-    job = RunConfig.parse({"strategy": {"name": "fedel"}, "seed": 7})
-    status = pb.RunStatus(
-        run="night", phase=pb.RUN_PHASE_FINISHED, created_at=time.time() - 60, model_version=2, message="done"
-    )
-    clients = (client_record(client="one", deviation=0.25, device_type="orin"),)
-    records = [round_record(round=n, version=n + 1, accuracy=0.5 - 0.1 * n, clients=clients) for n in range(2)]
-    run.write_directory(tmp_path, job, spec(), status, [record.to_json() for record in records])
-    stored = runs.load(tmp_path)
-    result = stored.result
-    assert records == stored.rounds
-    assert job == RunConfig.parse(stored.settings)
-    assert result is not None
-    assert ("night", "finished", "done", "fedel", 7) == (
-        result.run,
-        result.phase,
-        result.message,
-        result.strategy,
-        result.seed,
-    )
-    assert (0.4, 0.5, 0, 1, 2) == (
-        result.accuracy,
-        result.best_accuracy,
-        result.best_round,
-        result.best_version,
-        result.model_version,
-    )
-    assert (2, 0.25, "orin") == (
-        result.clients["one"].rounds_measured,
-        result.clients["one"].deviation_mean,
-        result.clients["one"].device_type,
-    )
-    assert [t.name for t in spec().weights] == list(result.tensors)
-    assert 60 == pytest.approx(result.wall_seconds, abs=30)
-    assert result.virtual_seconds is None
 
 
 @asynchronous
@@ -92,8 +55,13 @@ async def test_a_run_that_pauses_by_itself_ends_a_command_that_nobody_attends(tm
         with pytest.raises(ServiceError, match="run 'script' paused: the disk is on fire; `fedel runs resume`"):
             await script
         await until(lambda: "the disk is on fire" in screen.getvalue(), "the reason on the screen")
-        await runs["person"].control("stop_now")
-        assert pb.RUN_PHASE_STOPPED == (await person).phase
+        await runs["person"].control("stop_now", "operator 'ada'", "enough")
+        status = await person
+        assert pb.RUN_PHASE_STOPPED == status.phase
+        said = (
+            "run 'person' stopped by operator 'ada' before its first round: enough; model so far: here/model."
+        )
+        assert f"{said}safetensors" == run._why_it_ended(status, Path("here"))
         assert taken == ModelInput.load(tmp_path / "person")
 
 
@@ -120,6 +88,65 @@ async def test_a_run_that_starts_from_a_file_says_so_here_and_not_to_others(tmp_
     ]
     assert kept_by_servers
     assert [] == [path for path in kept_by_servers if b"mine.safetensors" in path.read_bytes()]
+
+
+@asynchronous
+async def test_who_stops_a_run_is_named_by_the_certificate(tmp_path):
+    pki, job = Pki(tmp_path), RunConfig.parse({"strategy": {"name": "fedavg"}})
+    ada = pki.tls("operator", "ada")
+    async with servers(tmp_path, pki) as made:
+        await create(made.coordinator_address, "night", job, spec(), initial_model(), ada)
+        status = await control(made.coordinator_address, "night", pb.RUN_ACTION_PAUSE, ada, "lunch\x1b[2J")
+        assert status.message.startswith("paused by operator 'ada': lunch [2J; `fedel runs resume` goes on")
+        status = await control(made.coordinator_address, "night", pb.RUN_ACTION_STOP_NOW, ada)
+        assert "stopped by operator 'ada' before its first round" == status.message
+
+
+def test_a_fleet_that_is_smaller_than_min_reports_is_refused(tmp_path):
+    job = {"rounds": {"min_reports": 3}, "fleet": {"slowdowns": [1, 2]}}
+    with pytest.raises(
+        ConfigError, match=r"min_reports = 3, but \[fleet\] has 2 agents: no round would ever close"
+    ):
+        run.run(job, out=tmp_path, progress=False)
+
+
+class LeftRun:
+    """``fedel run --coordinator`` as a process that Ctrl-C ends once it follows its run."""
+
+    def __init__(self, folder, address, *options):
+        job = folder / "job.toml"
+        job.write_text('[workload]\nmodel = "cnn"\ndata = "digits"\n')
+        words = [sys.executable, "-m", "fedel.cli.main", "run", str(job), "--name", "night", "--out", "runs"]
+        self.process = subprocess.Popen(
+            [*words, "--coordinator", address, *options],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def leave(self):
+        with self.process as process:
+            line = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            told = process.stderr.read()
+            return line, told, process.wait(60)
+
+
+@asynchronous
+async def test_a_run_that_is_left_goes_on_and_is_taken_up_again(tmp_path):
+    async with CoordinatorFederation(tmp_path) as federation:
+        line, told, code = await asyncio.to_thread(LeftRun(tmp_path, federation.address).leave)
+        assert ("waiting for clients: waits for 1 more client\n", 128 + signal.SIGINT) == (line, code)
+        assert f"stopped; run 'night' goes on at {federation.address}" in told
+        for hint in ("status night", "runs fetch night", "runs stop night"):
+            assert f"fedel {hint} --coordinator {federation.address}" in told
+        assert not federation.coordinator.runs["night"].ended
+        again = LeftRun(tmp_path, federation.address, "--stop-on-exit")
+        line, told, _ = await asyncio.to_thread(again.leave)
+        assert "waiting for clients: waits for 1 more client\n" == line, "its folder is taken up again"
+        assert "run 'night' stops after its open round" in told
+        assert [] == await federation.finished("night")
 
 
 def test_the_federation_of_a_command_ends_with_it(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedel.cli.runs import _show
 from fedel.cli.screen import Screen, more_than_there_are
 from fedel.records import RoundRecord
+from fedel.roles.gate import clean
 from fedel.v1 import coordinator_pb2 as pb
 
 EVIL = "[/red]\x1b]0;PWNED\x07\x1b[2J[link=http://evil]x"
@@ -58,12 +59,60 @@ def test_names_of_agents_are_shown_as_text() -> None:
         assert "\x07" not in out.getvalue()
 
 
-def test_the_table_fits_into_80_columns() -> None:
+def test_the_table_fits_into_80_columns_and_cuts_no_name() -> None:
     console, out = printed(80)
     Screen(console, 16).print(status_of())
     lines = out.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert 2 == sum("123.5 MB  123.5 MB" in line for line in lines)
+    assert 2 == sum(clean(EVIL) in line and "download" in line for line in lines), "bytes are left out"
+    console, out = printed(200)
+    Screen(console, 16).print(status_of())
+    assert 2 == out.getvalue().count("123.5 MB  123.5 MB")
+
+
+def test_a_name_longer_than_the_screen_takes_several_lines() -> None:
+    status, (console, out) = status_of(), printed(80)
+    status.clients[0].client = "x" * 199 + "!"
+    Screen(console, 16).print(status)
+    assert 199 == out.getvalue().count("x") - out.getvalue().count("http://evil]x")
+    assert "!" in out.getvalue()
+
+
+def test_a_pipe_gets_every_client_a_terminal_the_first() -> None:
+    status = status_of()
+    for number in range(30):
+        status.clients.add(client=f"more-{number}", connected=True)
+    console, out = printed(80)
+    Screen(console).print(status)
+    assert 30 == out.getvalue().count("more-")
+    console, out = printed(80, terminal=True)
+    Screen(console).print(status)
+    assert 18 == out.getvalue().count("more-")
+    assert "and 12 more clients" in out.getvalue()
+
+
+def test_a_run_that_waits_for_its_turn_says_so() -> None:
+    console, out = printed(80)
+    status = status_of(message="waits in the queue behind night (running)")
+    status.phase, status.round_phase = pb.RUN_PHASE_QUEUED, "waiting"
+    Screen(console).print(status)
+    head = out.getvalue().splitlines()
+    assert ["night  fedel  round 1 of 3  queued", "waits in the queue behind night (running)"] == head[:2]
+
+
+def test_without_a_terminal_an_open_round_is_mentioned_from_time_to_time() -> None:
+    console, out = printed(80)
+    with Screen(console, 6) as screen:
+        for number, seconds in ((0, 0.1), (0, 20.0), (0, 31.0), (0, 59.0), (0, 63.0), (1, 5.0), (1, 30.0)):
+            status = status_of(round_num=number, round_phase="train", round_seconds=seconds)
+            status.clients[0].phase = "done"
+            screen.show(status)
+    assert [
+        "round   1/3  open for 0 s (train): 1 of 2 clients are done",
+        "round   1/3  open for 31 s (train): 1 of 2 clients are done",
+        "round   1/3  open for 63 s (train): 1 of 2 clients are done",
+        "round   2/3  open for 30 s (train): 1 of 2 clients are done",
+    ] == out.getvalue().splitlines()
 
 
 def test_a_pipe_gets_rounds_reasons_and_messages() -> None:

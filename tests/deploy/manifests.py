@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-OVERLAYS = ("dev", "production")
+K8S = ROOT / "k8s"
+EXPOSED = ("gateway", "gateway-v1alpha2", "ingress-nginx", "ingress-traefik", "load-balancer")
+"""Components of which one is chosen."""
+EVERYTHING = "production+gateway+monitoring+backup+login+own-authority"
+OVERLAYS = ("dev", "edge", "production", EVERYTHING, *(f"production+{name}" for name in EXPOSED[1:]))
+"""An overlay, and the components that it takes."""
 KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path.home() / ".cache/fedel/bin"))
 Manifest = dict[str, Any]
 
@@ -22,13 +29,36 @@ needs_kubectl = pytest.mark.skipif(
 )
 
 
-@cache
-def _rendered(overlay: str) -> str:
-    folder = ROOT / "k8s" / "overlays" / overlay
+def write_overlay(folder: Path, overlay: str, **settings: str) -> Path:
+    """A copy of an overlay outside the repository, with its components and settings, as users make one."""
+    name, *components = overlay.split("+")
+    shutil.copytree(K8S / "overlays" / name, folder, dirs_exist_ok=True)
+    path = folder / "kustomization.yaml"
+    table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    table["resources"] = [each.replace("../..", os.path.relpath(K8S, folder)) for each in table["resources"]]
+    table["components"] = [os.path.relpath(K8S / "components" / each, folder) for each in components]
+    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    if settings:
+        path = folder / "settings.yaml"
+        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+        table["data"] |= {key.replace("_", "-"): value for key, value in settings.items()}
+        path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    return folder
+
+
+def kustomize(folder: Path) -> str:
     done = subprocess.run([str(KUBECTL), "kustomize", folder], capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
     assert not done.stderr, "kustomize warns"
     return done.stdout
+
+
+@cache
+def _rendered(overlay: str) -> str:
+    if "+" not in overlay:
+        return kustomize(K8S / "overlays" / overlay)
+    with tempfile.TemporaryDirectory() as name:
+        return kustomize(write_overlay(Path(name).resolve(), overlay))
 
 
 def rendered(overlay: str) -> list[Manifest]:
@@ -38,6 +68,11 @@ def rendered(overlay: str) -> list[Manifest]:
 
 def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
     return [manifest for manifest in manifests if manifest["kind"] in kinds]
+
+
+def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
+    (found,) = (each for each in of_kind(manifests, kind) if each["metadata"]["name"] == name)
+    return found
 
 
 def names(manifests: list[Manifest], kind: str) -> set[str]:
@@ -54,6 +89,24 @@ def pod_templates(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
 
 def containers(template: Manifest) -> list[Manifest]:
     return [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
+
+
+def container(template: Manifest, name: str) -> Manifest:
+    (found,) = (each for each in containers(template) if each["name"] == name)
+    return found
+
+
+def environment(found: Manifest) -> dict[str, str]:
+    """The variables of a container whose values are in the manifest."""
+    return {each["name"]: each["value"] for each in found.get("env", []) if "value" in each}
+
+
+def arguments(found: Manifest) -> list[str]:
+    """The arguments of a container after its variables are put in, as the kubelet does it."""
+    words: list[str] = found["args"]
+    for name, value in environment(found).items():
+        words = [word.replace(f"$({name})", value) for word in words]
+    return words
 
 
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:

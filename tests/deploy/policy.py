@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from tests.deploy.manifests import Manifest, containers
 
 TALKS_TO_THE_API = {"backup"}
+USES_ITS_NODE = {"edge-agent"}
+"""Its state and data are on the device."""
 RESOURCES = ("cpu", "memory")
 
 
@@ -31,7 +33,9 @@ def _pod(name: str, spec: Manifest) -> Iterator[str]:
         yield "no seccomp profile"
     if any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")):
         yield "shares a namespace of the host"
-    if any("hostPath" in volume for volume in spec.get("volumes", [])):
+    if security.get("fsGroup") and security.get("fsGroupChangePolicy") != "OnRootMismatch":
+        yield "every start changes the modes of files, and others can read keys"
+    if name not in USES_ITS_NODE and any("hostPath" in volume for volume in spec.get("volumes", [])):
         yield "mounts a path of the host"
     if name not in TALKS_TO_THE_API and spec.get("automountServiceAccountToken") is not False:
         yield "has a token of the Kubernetes API"

@@ -35,8 +35,8 @@ needs_hadolint = pytest.mark.skipif(
 )
 
 
-def test_there_are_three_dockerfiles() -> None:
-    assert ["agent", "jetson", "server"] == [path.suffix[1:] for path in DOCKERFILES]
+def test_there_are_four_dockerfiles() -> None:
+    assert ["agent", "data", "jetson", "server"] == [path.suffix[1:] for path in DOCKERFILES]
 
 
 @needs_hadolint
@@ -95,6 +95,9 @@ def test_images_install_only_what_is_locked(path: Path) -> None:
     if path.suffix == ".jetson":
         assert "--require-hashes" not in text, "docs/security.md says so"
         return
+    if path.suffix == ".data":
+        assert "RUN" not in text, "it has files and no programs of its own"
+        return
     installs = re.findall(r"pip (?:--python \S+ )?(?:install|wheel|download)\s.*?(?=&&|\n|$)", text)
     assert 4 == len(installs)
     assert all("--require-hashes" in each or "--no-deps --no-" in each for each in installs)
@@ -133,6 +136,25 @@ def test_the_sbom_names_what_is_shipped(tmp_path: Path, kind: str) -> None:
     assert {name: each["version"] for name, each in parts.items()} == locked(kind) | {"fedel": __version__}
     assert "pkg:pypi/numpy@" + locked(kind)["numpy"] == parts["numpy"]["purl"]
     assert all(len(each["hashes"]) >= 1 for name, each in parts.items() if name != "fedel")
+
+
+@pytest.mark.parametrize("registry", ["", "registry.example.org/team"])
+def test_the_images_that_are_built_and_pushed(tmp_path: Path, registry: str) -> None:
+    """No engine is needed for this: a stand-in for docker writes down what it is asked."""
+    stand_in, asked = tmp_path / "docker", tmp_path / "asked"
+    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{asked}\n', encoding="utf-8")
+    stand_in.chmod(0o755)
+    (tmp_path / "fashion-mnist").mkdir()
+    (tmp_path / "fashion-mnist" / "manifest.json").touch()
+    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FEDEL_DATA": str(tmp_path), "REGISTRY": registry}
+    subprocess.run([DOCKER / "images.sh"], env={**os.environ, **settings}, check=True, capture_output=True)
+    builds = [line for line in asked.read_text().splitlines() if "--file" in line]
+    prefix = f"{registry}/" if registry else ""
+    tags = [f"{prefix}fedel-{kind}:{__version__}" for kind in ("server", "agent", "data")]
+    assert tags == [re.findall(r"--tag (\S+)", line)[0] for line in builds]
+    for line in builds:
+        assert bool(registry) == ("--platform linux/amd64,linux/arm64" in line and "--push" in line)
+    assert [".", ".", str(tmp_path / "fashion-mnist")] == [line.split()[-1] for line in builds]
 
 
 def _compose() -> list[str] | None:

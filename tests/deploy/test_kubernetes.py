@@ -10,15 +10,20 @@ import kubernetes_validate
 import pytest
 from fedel_aggregator.config import AggregatorConfig
 from fedel_coordinator.config import CoordinatorConfig
+from fedel_edge.config import AgentConfig
 
 from fedel import __version__, config
-from k8s import rules
+from k8s import public, rules
 from tests.deploy.manifests import (
+    EVERYTHING,
     OVERLAYS,
     ROOT,
     Manifest,
+    arguments,
+    container,
     containers,
     matches,
+    named,
     names,
     needs_kubectl,
     of_kind,
@@ -27,7 +32,7 @@ from tests.deploy.manifests import (
 )
 from tests.deploy.policy import complaints
 
-OF_OTHERS = {"monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1"}
+OF_OTHERS = ("monitoring.coreos.com/", "gateway.networking.k8s.io/", "traefik.io/")
 """Custom resources, whose schemas do not come with Kubernetes."""
 pytestmark = needs_kubectl
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -35,8 +40,8 @@ each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 @each_overlay
 def test_fits_the_schemas_of_kubernetes(overlay: str) -> None:
-    checked = [manifest for manifest in rendered(overlay) if manifest["apiVersion"] not in OF_OTHERS]
-    assert len(checked) > 10
+    checked = [each for each in rendered(overlay) if not each["apiVersion"].startswith(OF_OTHERS)]
+    assert len(checked) > 4
     for manifest in checked:
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
@@ -46,6 +51,11 @@ def test_a_wrong_key_is_found() -> None:
     manifest["spec"]["template"]["spec"]["containers"][0]["redinessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("overlay", ["dev", "edge", "production"])
+def test_an_overlay_needs_nothing_that_kubernetes_does_not_have(overlay: str) -> None:
+    assert not [each["kind"] for each in rendered(overlay) if each["apiVersion"].startswith(OF_OTHERS)]
 
 
 @each_overlay
@@ -60,6 +70,7 @@ def test_pods_follow_the_policy(overlay: str) -> None:
     [
         (lambda spec: spec["securityContext"].pop("runAsNonRoot"), "root"),
         (lambda spec: spec["securityContext"].pop("seccompProfile"), "seccomp"),
+        (lambda spec: spec["securityContext"].pop("fsGroupChangePolicy"), "modes of files"),
         (lambda spec: spec.update(hostNetwork=True), "namespace of the host"),
         (lambda spec: spec["volumes"].append({"name": "x", "hostPath": {"path": "/"}}), "path of the host"),
         (lambda spec: spec.pop("automountServiceAccountToken"), "token"),
@@ -94,8 +105,8 @@ def test_references_of_a_pod_exist(overlay: str) -> None:
                 assert f"`{volume['secret']['secretName']}`" in page, (
                     "a secret that the manual does not mention"
                 )
-        for container in containers(template):
-            for variable in container.get("env", []):
+        for each in containers(template):
+            for variable in each.get("env", []):
                 secret = variable.get("valueFrom", {}).get("secretKeyRef")
                 assert secret is None or f"`{secret['name']}`" in page
 
@@ -124,46 +135,46 @@ def test_selectors_and_ports_match_a_pod(overlay: str) -> None:
             assert {port["port"] for port in rule["ports"]} <= ports(policy["spec"]["podSelector"])
 
 
-def table(manifests: list[Manifest], name: str, folder: Path) -> dict[str, Any]:
-    """A TOML file of a ConfigMap."""
+def table(manifests: list[Manifest], name: str, folder: Path, container: Manifest) -> dict[str, Any]:
+    """A TOML file of a ConfigMap, with what the container's arguments set."""
     (text,) = [each["data"][name] for each in of_kind(manifests, "ConfigMap") if name in each["data"]]
     (folder / name).write_text(text, encoding="utf-8")
-    return config.read(folder / name)
+    settings = [word.removeprefix("--set=") for word in arguments(container) if word.startswith("--set=")]
+    return config.read(folder / name, settings)
 
 
-@each_overlay
+def coordinator_of(manifests: list[Manifest], folder: Path) -> CoordinatorConfig:
+    template = named(manifests, "StatefulSet", "coordinator")["spec"]["template"]
+    found = table(manifests, "coordinator.toml", folder, container(template, "coordinator"))
+    return config.parse(CoordinatorConfig, found, "coordinator.toml")
+
+
+@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each != "edge"])
 def test_configurations_parse_and_name_every_shard(overlay: str, tmp_path: Path) -> None:
     manifests = rendered(overlay)
-    config.parse(AggregatorConfig, table(manifests, "aggregator.toml", tmp_path), "aggregator.toml")
-    coordinator = config.parse(
-        CoordinatorConfig, table(manifests, "coordinator.toml", tmp_path), "coordinator.toml"
-    )
-    (shards,) = [s for s in of_kind(manifests, "StatefulSet") if s["metadata"]["name"] == "aggregator"]
+    shards = named(manifests, "StatefulSet", "aggregator")
+    of_aggregator = container(shards["spec"]["template"], "aggregator")
+    found = table(manifests, "aggregator.toml", tmp_path, of_aggregator)
+    config.parse(AggregatorConfig, found, "aggregator.toml")
     count, service = shards["spec"]["replicas"], shards["spec"]["serviceName"]
-    assert coordinator.aggregators == tuple(f"aggregator-{i}.{service}:7071" for i in range(count))
+    expected = tuple(f"aggregator-{i}.{service}:7071" for i in range(count))
+    assert expected == coordinator_of(manifests, tmp_path).aggregators
 
 
-def test_the_gateway_routes_to_every_service(tmp_path: Path) -> None:
-    manifests = rendered("production")
-    public = set(table(manifests, "coordinator.toml", tmp_path)["public_aggregators"])
-    services = {each["metadata"]["name"]: each["spec"]["ports"] for each in of_kind(manifests, "Service")}
-    (gateway,) = of_kind(manifests, "Gateway")
-    (listener,) = gateway["spec"]["listeners"]
-    hosts = set()
-    for route in of_kind(manifests, "TLSRoute"):
-        (parent,), (rule,) = route["spec"]["parentRefs"], route["spec"]["rules"]
-        assert {"name": gateway["metadata"]["name"], "sectionName": listener["name"]} == parent
-        (backend,) = rule["backendRefs"]
-        assert backend["port"] in {port["port"] for port in services[backend["name"]]}
-        (host,) = route["spec"]["hostnames"]
-        assert host.endswith(listener["hostname"].removeprefix("*"))
-        hosts.add(f"{host}:{listener['port']}")
-    assert {"coordinator", "enrol"} == {host.partition(".")[0] for host in hosts - public}
-    assert public <= hosts
+@pytest.mark.parametrize(("overlay", "kind"), [("dev", "StatefulSet"), ("edge", "DaemonSet")])
+def test_configurations_of_agents_parse(overlay: str, kind: str, tmp_path: Path) -> None:
+    manifests = rendered(overlay)
+    (found,) = [each for each in of_kind(manifests, kind) if "agent" in each["metadata"]["name"]]
+    agent = container(found["spec"]["template"], "agent")
+    values = table(manifests, "agent.toml", tmp_path, agent)
+    values.get("data", {}).pop("index", None)  # the number of the pod, which only the cluster knows
+    parsed = config.parse(AgentConfig, values, "agent.toml")
+    hosts = {"dev": "coordinator:7070", "edge": "coordinator.fedel.example.org:443"}
+    assert hosts[overlay] == parsed.coordinator
 
 
 def test_monitors_match_ports_and_rules() -> None:
-    manifests = rendered("production")
+    manifests = rendered(EVERYTHING)
     for monitor in of_kind(manifests, "ServiceMonitor"):
         (endpoint,) = monitor["spec"]["endpoints"]
         wanted, services = monitor["spec"]["selector"], of_kind(manifests, "Service")
@@ -172,9 +183,11 @@ def test_monitors_match_ports_and_rules() -> None:
         assert f"fedel-{service['metadata']['name']}" == endpoint["relabelings"][0]["replacement"]
 
 
-def test_rules_and_dashboards_are_up_to_date() -> None:
+def test_generated_files_are_up_to_date() -> None:
     assert rules.text() == rules.OUTPUT.read_text(encoding="utf-8"), "run `python -m k8s.rules`"
-    maps = {each["metadata"]["name"]: each for each in of_kind(rendered("production"), "ConfigMap")}
+    for path, text in public.files().items():
+        assert text == path.read_text(encoding="utf-8"), "run `python -m k8s.public`"
+    maps = {each["metadata"]["name"]: each for each in of_kind(rendered(EVERYTHING), "ConfigMap")}
     files = {
         path.name: path.read_text(encoding="utf-8") for path in (ROOT / "grafana/dashboards").glob("*.json")
     }
@@ -186,4 +199,4 @@ def test_images_have_this_version(overlay: str) -> None:
     images = {c["image"] for _, template in pod_templates(rendered(overlay)) for c in containers(template)}
     ours = {image for image in images if "fedel-" in image}
     assert ours
-    assert all(image.endswith(f":{__version__}") for image in ours)
+    assert all(image.endswith((f":{__version__}", f":{__version__}-jetson")) for image in ours)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from fedel.core.memory_budget import whole_bytes
 from fedel.job import RunConfig
 from fedel.seeds import derive
 from fedel.strategies.base import WrappedTrainer
-from fedel.training.settings import Evaluator, TrainerSettings
+from fedel.training.settings import Evaluator, HeldOut, TrainerSettings
 from fedel.types import ModelSpec, Tensors, Trained, Trainer, TrainSpec
-from tests.agents.trainers import score
+from tests.agents.trainers import FakeScore, score
 from tests.strategies import fakes
 
 _HELD_SECONDS = 330.0
@@ -53,6 +54,32 @@ def uneven(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluato
     clients = clients_of(settings.data.of, scale_of(run), memory_share_of(run))
     trainer = clients[f"client-{settings.data.index}"]
     return trainer, score if settings.evaluate else None
+
+
+@dataclass(frozen=True)
+class OwnTest:
+    """A test on data that only one client has."""
+
+    client: str
+    fails: bool = False
+
+    def __call__(self, model: Tensors, average: Collection[int]) -> FakeScore:
+        if self.fails:
+            raise RuntimeError("planted: no test today")
+        number = int(self.client.removeprefix("client-")) + 1
+        found = score(model, average)
+        return replace(found, accuracy=found.accuracy * number / (number + 1), loss=found.loss * number)
+
+    def beside_training(self) -> OwnTest:
+        return self
+
+
+def holding_out(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None, HeldOut]:
+    """As ``uneven``; client ``client-N`` holds ``N + 3`` samples out."""
+    client = f"client-{settings.data.index}"
+    fails = client == run.workload.model_options.get("fails")
+    trainer, _ = uneven(run, settings)
+    return trainer, None, HeldOut(OwnTest(client, fails), settings.data.index + 3)
 
 
 class Gate:

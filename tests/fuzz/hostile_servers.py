@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from fedel.v1 import aggregator_pb2 as agg
 from fedel.v1 import coordinator_pb2 as coord
 from fedel.v1.coordinator_pb2 import SessionResponse
+from fedel.wire.protocol import PROTOCOL
 from tests.agents.stand_ins import RUN, SPEC, Aggregator, Federation, federation, run_table, running, task_of
 from tests.fuzz import frames
 from tests.fuzz.batch import Finding, Summary, _print
@@ -76,7 +77,7 @@ def _session_messages(address: str) -> list[SessionResponse]:
     offer = coord.RunOffer(**key, config_json=run_table(), model_digest=SPEC.digest, instance="7")
     offer.shards.add(address=address)
     return [
-        SessionResponse(welcome=coord.Welcome(heartbeat_seconds=0.5)),
+        SessionResponse(welcome=coord.Welcome(heartbeat_seconds=0.5, protocol=PROTOCOL)),
         SessionResponse(run=offer),
         SessionResponse(task=task_of(3)),
         SessionResponse(evaluate=coord.EvaluationTask(**key, model_version=1)),

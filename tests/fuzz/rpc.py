@@ -30,7 +30,8 @@ from grpc import aio
 
 from fedel.security import certificates as x
 from fedel.v1 import aggregator_pb2 as agg
-from fedel.v1 import aggregator_pb2_grpc, coordinator_pb2_grpc, enrolment_pb2_grpc  # noqa: F401
+from fedel.v1 import aggregator_pb2_grpc, code_pb2_grpc, coordinator_pb2_grpc, enrolment_pb2_grpc  # noqa: F401
+from fedel.v1 import code_pb2 as code
 from fedel.v1 import coordinator_pb2 as coord
 from fedel.v1 import enrolment_pb2 as enrolment
 from fedel.v1.model_pb2 import Chunk
@@ -55,13 +56,20 @@ GROWTH_MEGABYTES = 64
 MOST_HELD = 40
 """Sessions that stay open until the end of their batch."""
 FOREIGN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-_FILES = (agg.DESCRIPTOR, coord.DESCRIPTOR, enrolment.DESCRIPTOR)
+_FILES = (agg.DESCRIPTOR, coord.DESCRIPTOR, enrolment.DESCRIPTOR, code.DESCRIPTOR)
 METHODS: Mapping[str, MethodDescriptor] = {
     method.name: method
     for file in _FILES
     for service in file.services_by_name.values()
     for method in service.methods
 }
+
+
+def _code() -> list[list[Message]]:
+    """In two pieces; the signature is nobody's."""
+    text = samples.CODE.text
+    pieces = [code.PutCodeRequest(piece=part) for part in (text[:10], text[10:])]
+    return [[code.PutCodeRequest(header=samples.CODE.header), *pieces]]
 
 
 def _model(run: str) -> list[Message]:
@@ -90,6 +98,16 @@ def _control(action: int) -> list[Message]:
     return [coord.ControlRunRequest(run=samples.RUN, action=action)]  # type: ignore[arg-type]
 
 
+def _control_agent(client: str, action: int) -> list[Message]:
+    labels = {"labels": {"gpu": "orin"}, "dropped": ["site"]}
+    return [coord.ControlAgentRequest(name=client, action=action, **labels)]  # type: ignore[arg-type]
+
+
+def _plan() -> Message:
+    run = samples.create_run()
+    return coord.PlanRunRequest(config_json=run.config_json, spec=run.spec, wait_seconds=0.05)
+
+
 @lru_cache(maxsize=100)
 def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
     """Valid streams of messages of each RPC; a single request is a stream of one."""
@@ -103,6 +121,9 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         # Most of them of clients that are planned: more of what they send is looked at.
         "PutUpdate": lambda: [_update(samples.RUN, client), *[_update(samples.PLANNED, client)] * 3],
         "OpenRound": lambda: [[samples.open_round(run, [client])] for run in (samples.RUN, "other")],
+        "DeleteRun": lambda: [
+            [agg.DeleteRunRequest(run=run, dry_run=run == client)] for run in (client, "other")
+        ],
         "EndRun": lambda: [[agg.EndRunRequest(run=run)] for run in (samples.RUN, "other")],
         "GetRevocationList": lambda: [[enrolment.GetRevocationListRequest()]],
         "SealRound": lambda: [[agg.SealRoundRequest(**key)]],
@@ -111,10 +132,24 @@ def valid(method: str, client: str) -> tuple[tuple[Message, ...], ...]:
         "Session": lambda: _sessions(client),
         "CreateRun": lambda: [[samples.create_run()], [samples.create_run("other")]],
         "ControlRun": lambda: [_control(action) for action in coord.RunAction.values()],
+        "DeleteRuns": lambda: [
+            [coord.DeleteRunsRequest(runs=[client, "other"])],
+            [coord.DeleteRunsRequest(older_than_seconds=1e6, dry_run=True)],
+        ],
+        "GetResult": lambda: [[coord.GetResultRequest(run=samples.RUN)]],
         "ListRuns": lambda: [[coord.ListRunsRequest()]],
         "WatchRun": lambda: [[coord.WatchRunRequest(run=samples.RUN)]],
+        "ListAgents": lambda: [
+            [coord.ListAgentsRequest()],
+            [coord.ListAgentsRequest(name=client)],
+            [coord.ListAgentsRequest(selector="gpu=orin,site!=lab,!broken,name=a", after="a")],
+        ],
+        "ControlAgent": lambda: [_control_agent(client, action) for action in coord.AgentAction.values()],
+        "PlanRun": lambda: [[_plan()]],
         "ListAggregators": lambda: [[coord.ListAggregatorsRequest()]],
         "Enrol": lambda: [[enrolment.EnrolRequest(secret="x" * 22, signing_request=_request())]],
+        "PutCode": _code,
+        "GetCode": lambda: [[code.GetCodeRequest(sha256=samples.CODE.header.sha256)]],
         "Renew": lambda: [[enrolment.RenewRequest(signing_request=_request())]],
     }
     return tuple(tuple(stream) for stream in made[method]())
@@ -207,7 +242,7 @@ class Rpc:
 
 AGENT_METHODS = ("Session", "PutUpdate", "GetModel", "ListAggregators")
 """What any agent may call: whatever it sends, the run goes on."""
-TLS_METHODS = ("PutUpdate", "GetModel", "Session", "Renew", "Enrol", "GetRevocationList")
+TLS_METHODS = ("PutUpdate", "GetModel", "Session", "Renew", "Enrol", "GetRevocationList", "PutCode", "GetCode")
 RPCS: Mapping[str, Rpc] = {
     rpc.name: rpc
     for rpc in (

@@ -10,17 +10,22 @@ from functools import cache, lru_cache
 import numpy as np
 
 from fedel import testing
+from fedel.bundle import Bundle
+from fedel.security.signed_keys import Proof
 from fedel.types import LocalWork, Memory, Patch, Report, StepCost, Task, Update, WidthTime, Window
 from fedel.v1 import aggregator_pb2 as agg
 from fedel.v1 import coordinator_pb2 as coord
 from fedel.v1 import task_pb2
 from fedel.v1.model_pb2 import Chunk
+from fedel.wire import code
 from fedel.wire.codec import profile_to_pb, report_to_pb, spec_to_pb, task_to_pb
 from fedel.wire.payload import pack
+from fedel.wire.protocol import PROTOCOL
 from fedel.wire.streams import model_header
 
 RUN = "night-1"
 PLANNED = "planned"
+CODE = code.stored(Bundle({"own.py": "def net():\n    pass\n"}).text, Proof(b"no certificate", b"no signature"))
 """A run whose open round takes the updates of all clients that speak in the cases."""
 SPEC = testing.spec()
 STRATEGY = {"name": "fedavg", "weighting": "samples"}
@@ -162,6 +167,8 @@ def session_messages(client: str = CLIENTS[0], run: str = RUN) -> list[coord.Ses
             hello=coord.Hello(
                 client=client,
                 device=coord.DeviceFacts(device_type="fake", memory_bytes=2**33, agent_version="1.0"),
+                protocol=PROTOCOL,
+                labels={"gpu": "orin"},
             )
         ),
         coord.SessionRequest(

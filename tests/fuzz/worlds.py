@@ -127,7 +127,9 @@ async def plain(folder: Path, clients: Collection[str]) -> AsyncIterator[World]:
         made = await stack.enter_async_context(Clients(folder, server, None))
         bulk = await stack.enter_async_context(made.connect(server.aggregator))
         channels = {f"AggregatorService/{role}": bulk for role in ROLES}
-        channels |= {f"CoordinatorService/{role}": made.channel for role in ROLES}
+        channels |= {
+            f"{service}Service/{role}": made.channel for role in ROLES for service in ("Coordinator", "Code")
+        }
         keeper = await _runs(made, bulk, bulk, clients)
 
         async def honest() -> None:
@@ -149,7 +151,9 @@ async def secure(folder: Path, clients: Collection[str]) -> AsyncIterator[World]
             for service, address in (("Aggregator", server.aggregator), ("Coordinator", server.coordinator)):
                 channel = await stack.enter_async_context(made.connect(address, role, HOSTILE))
                 channels[f"{service}Service/{role}"] = channel
-        channels |= {f"EnrolmentService/{role}": channels[f"CoordinatorService/{role}"] for role in ROLES}
+        for role in ROLES:
+            for service in ("Enrolment", "Code"):  # the coordinator serves them too
+                channels[f"{service}Service/{role}"] = channels[f"CoordinatorService/{role}"]
         ca = load(folder / f"agent-{HOSTILE}").ca
         strangers = aio.secure_channel(server.enrolment, grpc.ssl_channel_credentials(ca))
         channels["EnrolmentService/nobody"] = await stack.enter_async_context(strangers)

@@ -76,7 +76,8 @@ def test_too_few_reports_hold_a_round_open_until_there_are_enough() -> None:
     world.finish_task(FAST)
     world.now = world.state.open.deadline
     world.tick()
-    assert world.waits.why == "1 of 2 reports at the deadline; waits for more"
+    missing = f"'{SECOND}' did not answer, '{THIRD}' did not answer"
+    assert world.waits.why == f"1 of 2 reports at the deadline; waits for more: {missing}"
     world.finish_task(SECOND)
     assert ["Persist", "Seal"] == kinds(world.apply(ev.Settle()))
 

@@ -267,3 +267,48 @@ def test_a_clock_that_was_set_back_gives_no_negative_seconds() -> None:
     world.now -= 172_800
     world.run_to_the_end()
     assert all(r.latency_seconds >= 0 and r.collect_seconds >= 0 for r in world.closed)
+
+
+def test_a_stop_says_who_when_and_why() -> None:
+    world = opened(FAST)
+    world.apply(ev.Controlled("stop", "operator 'ada'", "the data is wrong: see ticket 7"))
+    said = "stopped by operator 'ada': the data is wrong: see ticket 7; it ends after the open round"
+    assert world.state.message.startswith(said)
+    world.restart()
+    world.run_to_the_end()
+    assert "stopped by operator 'ada' after round 1: the data is wrong: see ticket 7" == world.state.message
+
+
+def test_stop_now_and_pause_say_who_and_why() -> None:
+    world = opened(FAST)
+    world.apply(ev.Controlled("pause", "operator 'ada'", "lunch"))
+    assert "paused by operator 'ada': lunch; `fedel runs resume` goes on" == world.state.message
+    world.apply(ev.Controlled("stop_now", "operator 'bob'"))
+    assert "stopped by operator 'bob' in round 1, which was not closed" == world.state.message
+
+
+def test_a_run_that_an_older_version_was_stopping_ends_in_order() -> None:
+    world = opened(FAST)
+    world.apply(ev.Controlled("stop"))
+    world.state = replace(world.state, message="stops after the open round")
+    world.run_to_the_end()
+    assert ("stopped", "stopped after round 1") == (world.state.phase, world.state.message)
+
+
+def test_a_round_that_needs_more_clients_than_there_are_says_so_at_once() -> None:
+    world = opened(FAST, SECOND, min_reports=3)
+    assert "a round needs 3 updates (rounds.min_reports), and 2 can come" == world.waits.why
+    world.apply(ev.Joined(member_of(SLOW)))
+    assert "" == world.waits.why
+
+
+def test_min_clients_holds_for_the_first_round_only() -> None:
+    world = opened(FAST, SECOND, min_clients=2)
+    world.finish_task(FAST)
+    world.finish_task(SECOND)
+    world.tick()
+    world.answer()
+    world.answer()
+    world.apply(ev.Left(SECOND))
+    world.tick()
+    assert (1, {FAST}) == (world.state.open.round_num, set(world.state.open.tasks))

@@ -105,7 +105,7 @@ class World:
                     assert record is not None
                     self.check_record(record, num_closed)
                     num_closed += 1
-                case ev.Evaluate(_, version) | ev.Keep(version):
+                case ev.Evaluate(_, version) | ev.Keep(version) | ev.AskOwnTest(_, version):
                     assert num_closed + 1 == version, "tests come in the order of the rounds"
                     assert version > self.version - MAX_COMMITTED, "the aggregators have deleted it"
         assert not (state.ended and (state.open or state.committed))

@@ -15,6 +15,7 @@ from fedel.types import Report, TimingProfile
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1 import task_pb2
 from fedel.wire.codec import profile_to_pb, report_to_pb
+from fedel.wire.protocol import PROTOCOL
 from tests.security.attacker import ANSWER_SECONDS, HOLD_SECONDS, LONG, NAME, ODD, OTHER, Attacker
 from tests.strategies.fakes import profile
 
@@ -25,7 +26,7 @@ class SessionAttacks(Attacker):
         call = self._sessions.Session()
         try:
             device = pb.DeviceFacts(device_type=device_type)
-            await call.write(pb.SessionRequest(hello=pb.Hello(client=NAME, device=device)))
+            await call.write(pb.SessionRequest(hello=pb.Hello(client=NAME, device=device, protocol=PROTOCOL)))
             yield call
         finally:
             call.cancel()
@@ -129,6 +130,10 @@ class SessionAttacks(Attacker):
             pb.Hello(client=NAME, device=device),
             pb.Hello(client=NAME, device=pb.DeviceFacts(device_type=ODD)),
             pb.Hello(client=NAME, device=pb.DeviceFacts(agent_version=LONG)),
+            pb.Hello(client=NAME, protocol=-5),
+            pb.Hello(client=NAME, protocol=2**31 - 1),
+            pb.Hello(client=NAME, protocol=PROTOCOL, labels={ODD: LONG}),
+            pb.Hello(client=NAME, protocol=PROTOCOL, labels={str(n): "x" for n in range(10_000)}),
         ]
         for first in (*(pb.SessionRequest(hello=hello) for hello in hellos), pb.SessionRequest()):
             call = self._sessions.Session()

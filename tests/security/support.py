@@ -19,6 +19,7 @@ from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.server import serve as coordinating
 from grpc import aio
 
+from fedel.plugins import Allowed
 from fedel.security import authority
 from fedel.security import certificates as x
 from fedel.security.authority import Authority
@@ -86,12 +87,19 @@ class Servers:
 
 @asynccontextmanager
 async def servers(
-    folder: Path, pki: Pki, aggregator_tls: Tls | None = None, **settings: Any
+    folder: Path,
+    pki: Pki,
+    aggregator_tls: Tls | None = None,
+    aggregator_code: Allowed | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Servers]:
     port_file, http_file = folder / "enrolment.address", folder / "http.address"
     async with AsyncExitStack() as stack:
         tls = aggregator_tls or pki.tls("service", "aggregator")
-        aggregator_config = AggregatorConfig(listen="127.0.0.1:0", data_dir=folder / "aggregator", tls=tls)
+        code = aggregator_code or Allowed()
+        aggregator_config = AggregatorConfig(
+            listen="127.0.0.1:0", data_dir=folder / "aggregator", tls=tls, code=code
+        )
         bulk, aggregator = await stack.enter_async_context(aggregating(aggregator_config))
         config = CoordinatorConfig(
             listen="127.0.0.1:0",

@@ -61,3 +61,38 @@ def test_enrolling_where_nobody_listens(capsys: pytest.CaptureFixture[str]) -> N
     token = capsys.readouterr().out.splitlines()[-1]
     assert 7 == certs("enrol", token, "--at", "127.0.0.1:1")
     assert "is this the enrolment port" in capsys.readouterr().err
+
+
+def test_a_second_start_needs_no_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod whose secret was deleted after its first start."""
+    certs("init")
+    certs("issue", "aggregator-0", "--role", "service", "--dir", "own")
+    assert 0 == certs("enrol", "--token-file", "deleted", "--at", "127.0.0.1:1", "--dir", "own")
+    assert "aggregator-0" in (said := capsys.readouterr().out)
+    assert "no token is needed" in said
+
+
+def test_an_authority_of_your_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """As cert-manager or a company makes one: the key stays where it is."""
+    certs("init", "--authority", "theirs")
+    secret = Path("secret")
+    secret.mkdir()
+    (secret / "tls.crt").write_bytes(Path("theirs/ca.pem").read_bytes())
+    (secret / "tls.key").write_bytes(Path("theirs/ca.key").read_bytes())
+    assert 0 == certs("init", "--from", "secret") == certs("init", "--from", "secret")
+    assert Path("ca/ca.key").is_symlink()
+    assert Path("ca/ca.pem").read_bytes() == Path("theirs/ca.pem").read_bytes()
+    assert 0 == certs("issue", "jetson-1") == certs("revoke", "jetson-1")
+    revoked = Path("ca/crl.pem").read_bytes()
+    assert 0 == certs("init", "--from", "secret")
+    assert revoked == Path("ca/crl.pem").read_bytes()
+
+    certs("init", "--authority", "others")
+    capsys.readouterr()
+    assert 8 == certs("init", "--from", "secret", "--authority", "others")
+    assert "has another authority already" in capsys.readouterr().err
+    assert 8 == certs("init", "--from", "nowhere")
+    assert "name a folder with tls.crt and tls.key" in capsys.readouterr().err
+    (secret / "tls.crt").write_bytes(Path("certs/jetson-1/cert.pem").read_bytes())
+    assert 8 == certs("init", "--from", "secret")
+    assert "must be a certificate authority that signed itself" in capsys.readouterr().err

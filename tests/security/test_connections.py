@@ -14,6 +14,7 @@ from fedel.security.tls import host_of
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import SERVER_OPTIONS, connect
+from fedel.wire.protocol import PROTOCOL
 from tests.security.support import Pki, refusal, servers
 from tests.services.coordinator.support import asynchronous
 
@@ -62,7 +63,9 @@ async def test_a_session_that_says_nothing_is_ended(tmp_path: Path, monkeypatch:
         ended = await asyncio.wait_for(refusal(call.read()), STEP_SECONDS)
         assert ("DEADLINE_EXCEEDED", "idle") == ended
         talking = CoordinatorServiceStub(channel).Session()
-        await talking.write(coordinator_pb2.SessionRequest(hello=coordinator_pb2.Hello(client="a")))
+        await talking.write(
+            coordinator_pb2.SessionRequest(hello=coordinator_pb2.Hello(client="a", protocol=PROTOCOL))
+        )
         assert "welcome" == (await talking.read()).WhichOneof("kind")
         await asyncio.sleep(0.3)
         assert not talking.done(), "later it may be silent for longer"

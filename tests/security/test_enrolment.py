@@ -19,6 +19,7 @@ from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.v1.enrolment_pb2_grpc import EnrolmentServiceStub
 from fedel.wire.channel import connect
 from fedel.wire.enrol import enrol, fetch_authority, renew
+from fedel.wire.protocol import PROTOCOL
 from tests.security.support import Pki, Servers, refusal, servers
 from tests.services.coordinator.support import asynchronous
 
@@ -39,7 +40,7 @@ async def test_a_token_gets_a_certificate_once(tmp_path: Path, caplog: pytest.Lo
         assert DEVICE == await enrolled(made, token, tmp_path / "device")
         async with connect(made.coordinator_address, Tls(dir=str(tmp_path / "device"))) as channel:
             call = CoordinatorServiceStub(channel).Session()
-            hello = coordinator_pb2.Hello(client=DEVICE.name)
+            hello = coordinator_pb2.Hello(client=DEVICE.name, protocol=PROTOCOL)
             await call.write(coordinator_pb2.SessionRequest(hello=hello))
             assert "welcome" == (await call.read()).WhichOneof("kind")
             call.cancel()

@@ -20,6 +20,7 @@ from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
 from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
+from fedel.wire.protocol import PROTOCOL
 from tests.federation.support import until
 from tests.security.support import Pki, Servers, refusal, servers
 from tests.services.coordinator.support import asynchronous
@@ -213,11 +214,13 @@ async def denied(made: Servers, tls: Tls) -> set[str]:
             "Session": coordinator.Session().read(),
             "CreateRun": coordinator.CreateRun(coordinator_pb2.CreateRunRequest(run="x")),
             "ControlRun": coordinator.ControlRun(coordinator_pb2.ControlRunRequest(run="x")),
+            "DeleteRuns": coordinator.DeleteRuns(coordinator_pb2.DeleteRunsRequest(older_than_seconds=-1)),
             "PutUpdate": aggregator.PutUpdate().read(),
             "CreateModel": aggregator.CreateModel(iter([])),
             "OpenRound": aggregator.OpenRound(aggregator_pb2.OpenRoundRequest()),
             "SealRound": aggregator.SealRound(aggregator_pb2.SealRoundRequest()).read(),
             "EndRun": aggregator.EndRun(aggregator_pb2.EndRunRequest()),
+            "DeleteRun": aggregator.DeleteRun(aggregator_pb2.DeleteRunRequest()),
             "CommitRound": aggregator.CommitRound(aggregator_pb2.CommitRoundRequest()),
             "KeepVersion": aggregator.KeepVersion(aggregator_pb2.KeepVersionRequest()),
         }.items():
@@ -235,7 +238,8 @@ async def test_an_operator_cannot_run_rounds_or_take_part(
     pki = Pki(tmp_path)
     async with servers(tmp_path, pki) as made:
         refused = await denied(made, pki.tls("operator", "ada"))
-    assert {"Session", "PutUpdate", "OpenRound", "SealRound", "CommitRound", "EndRun", "KeepVersion"} == refused
+    rounds = {"OpenRound", "SealRound", "CommitRound", "EndRun", "DeleteRun", "KeepVersion"}
+    assert {"Session", "PutUpdate", *rounds} == refused
 
 
 @asynchronous
@@ -244,7 +248,7 @@ async def test_a_service_cannot_submit_or_take_part(tmp_path: Path, monkeypatch:
     pki = Pki(tmp_path)
     async with servers(tmp_path, pki) as made:
         refused = await denied(made, pki.tls("service", "shard"))
-    assert {"Session", "CreateRun", "ControlRun", "PutUpdate", "CreateModel"} == refused
+    assert {"Session", "CreateRun", "ControlRun", "DeleteRuns", "PutUpdate", "CreateModel"} == refused
 
 
 @asynchronous
@@ -256,7 +260,9 @@ async def test_an_open_stream_ends_when_its_certificate_is_revoked(
     async with servers(tmp_path, pki) as made:
         async with connect(made.coordinator_address, pki.tls("agent", "a")) as channel:
             call = CoordinatorServiceStub(channel).Session()
-            await call.write(coordinator_pb2.SessionRequest(hello=coordinator_pb2.Hello(client="a")))
+            await call.write(
+                coordinator_pb2.SessionRequest(hello=coordinator_pb2.Hello(client="a", protocol=PROTOCOL))
+            )
             assert "welcome" == (await call.read()).WhichOneof("kind")
             assert 1 == made.coordinator.sessions.num_sessions
             pki.authority.revoke(Identity("agent", "a"))

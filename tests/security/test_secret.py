@@ -28,7 +28,7 @@ from fedel.security.identity import RULES
 from fedel.security.tls import Tls
 from fedel.training.settings import DataPart
 from fedel.v1 import coordinator_pb2 as pb
-from fedel.wire.channel import connect, with_secret
+from fedel.wire.channel import connect, with_metadata
 from tests.agents.stand_ins import running
 from tests.federation.support import job_of
 from tests.federation.trainers import scale_of, spec_of
@@ -77,7 +77,7 @@ async def answer_to(channel: aio.Channel, method: str) -> tuple[str, str]:
 async def test_every_call_of_a_stranger_is_refused(tmp_path: Path, tls: Tls, guess: str) -> None:
     async with servers(tmp_path, tls) as made:
         for service, address in made.items():
-            async with with_secret(aio.insecure_channel(address), guess) as channel:
+            async with with_metadata(aio.insecure_channel(address), guess) as channel:
                 for method in CALLS:
                     if service in method or "fedel" not in method:
                         assert ("UNAUTHENTICATED", "secret") == await answer_to(channel, method), method

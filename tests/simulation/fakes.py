@@ -19,9 +19,10 @@ from fedel.simulation.executors import Executor, Serial
 from fedel.simulation.job import Evaluation
 from fedel.simulation.run import Simulation
 from fedel.simulation.store import Checkpoint, RunFolder
-from fedel.simulation.workers import EvaluationPart, Tally, Worker
+from fedel.simulation.workers import EvaluationPart, OwnTest, Tally, Worker
 from fedel.strategies.base import PAPER_CLOCK
 from fedel.types import ModelSpec, Tensors, Trainer
+from tests.federation.trainers import OwnTest as FakeOwnTest
 from tests.strategies import fakes
 
 WORK = {"num_steps": 4, "batch_size": 8, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3}
@@ -52,6 +53,10 @@ class FakeWorkload:
             case "dies":
                 os._exit(3)
         return self.trainers[client]
+
+    def test_own(self, model: Tensors, test: OwnTest) -> tuple[float, float]:
+        score = FakeOwnTest(test.client)(model, test.average)
+        return score.accuracy, score.loss
 
     def test(self, model: Tensors, part: EvaluationPart) -> Sequence[Tally]:
         size = (part.limit or self.num_test_samples) / part.num_parts

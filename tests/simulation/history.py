@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedel.core.timing import budget, full_steps
@@ -110,13 +110,15 @@ def play_run(
     faults: Faults | None = None,
     link: Link | None = None,
     backwards: bool = False,
+    held_out: Mapping[str, int] | None = None,
 ) -> History:
     """Play a run from its first model to its end."""
     workload = FakeWorkload(trainers)
     planner = _Planner(run, workload.spec, clock, strategy)
     executor = _Executor(Worker(planner.strategy, workload), backwards)
     start = Checkpoint(initial_model(workload.spec))
-    simulation = Simulation(RoundEngine(planner), clients_of(trainers, link), executor, start, faults=faults)
+    clients = [replace(c, num_held_out=(held_out or {}).get(c.name, 0)) for c in clients_of(trainers, link)]
+    simulation = Simulation(RoundEngine(planner), clients, executor, start, faults=faults)
     models, records, counted = [], [], []
     while not simulation.is_over:
         models.append(simulation.checkpoint.model)

@@ -145,7 +145,7 @@ def test_no_device_reads_the_file(tmp_path, monkeypatch):
     read = pathlib.Path.read_bytes
     monkeypatch.setattr(pathlib.Path, "read_bytes", lambda self: opened.append(self) or read(self))
     hostile = RunConfig.parse({"workload": {**TOYS, "initial": str(secret)}, "work": {"batch_size": 4}})
-    _, tester = factory.make_trainer(hostile, TrainerSettings(evaluate=True, threads=1))
+    _, tester, _ = factory.make_trainer(hostile, TrainerSettings(evaluate=True, threads=1))
     assert isinstance(tester, factory.ModelTest)
     tester.beside_training()
     assert secret not in opened

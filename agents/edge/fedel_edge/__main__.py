@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fedel import config as configuration
-from fedel.errors import FedelError
+from fedel.errors import ConfigError, FedelError
 from fedel.logs import set_up_logging
 from fedel.security.tls import add_options
 from fedel_edge.agent import Agent
@@ -50,10 +50,23 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:
 
 def run(config: AgentConfig) -> int:
     set_up_logging(config.log_level, config.log_json)
+    _check_device(config)
     busy = asyncio.run(_run(config))
     if busy:
         _exit_under_torch("", 0)
     return 0
+
+
+def _check_device(config: AgentConfig) -> None:
+    """What torch does not have is said now, not with the first task; importing it takes seconds."""
+    if config.device == "cpu":
+        return
+    from fedel_edge.preflight.findings import BAD
+    from fedel_edge.preflight.machine import torch_there
+
+    found = torch_there(config)
+    if found.state == BAD:
+        raise ConfigError(f"{found.said}: {found.remedy}")
 
 
 async def _run(config: AgentConfig) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 import fedel
 from fedel.errors import FedelError, ServiceError
-from fedel.roles.gate import MAX_NAME, clean
+from fedel.roles.gate import MAX_NAME, clean, clean_lines
 from fedel.roles.recorder import counted_seconds
 from fedel.telemetry import AgentMetrics
 from fedel.v1 import coordinator_pb2, task_pb2
@@ -24,6 +25,7 @@ from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import Dialer
 from fedel.wire.codec import speed_from_pb
+from fedel.wire.protocol import PROTOCOL
 from fedel.wire.streams import reason_of
 from fedel_edge import agent_state as decided
 from fedel_edge import device
@@ -31,6 +33,7 @@ from fedel_edge.agent_state import AgentState, Assignment, Effect
 from fedel_edge.certificates import keep_renewed, with_certificate_name
 from fedel_edge.config import AgentConfig
 from fedel_edge.drift import is_idle
+from fedel_edge.job_code import CodeDesk, TakenCode
 from fedel_edge.joined_runs import JoinedRun, Shard, prepare
 from fedel_edge.pace import Clocks
 from fedel_edge.session import Session
@@ -71,6 +74,9 @@ class Agent:
         self.counts: Counter[str] = Counter()
         """Tasks that were ``done``, ``failed`` or ``given_up``, and ``evaluations``."""
         self._state = AgentState(config.client, config.slowdown, config.limits)
+        self._code_desk = CodeDesk(config.code, config.tls, config.state_dir, config.client)
+        self._codes: dict[str, TakenCode] = {}
+        """What came with jobs, by run."""
         self._task_runs: dict[Assignment, TaskRun] = {}
         """Those that are not settled yet."""
         self._turn = asyncio.Lock()
@@ -155,7 +161,9 @@ class Agent:
             memory_bytes=self._facts.memory_bytes,
             agent_version=fedel.__version__,
         )
-        return coordinator_pb2.Hello(client=self.config.client, device=facts)
+        return coordinator_pb2.Hello(
+            client=self.config.client, device=facts, protocol=PROTOCOL, labels=self.config.labels
+        )
 
     def _send(self, message: SessionRequest) -> None:
         if self._session is not None:
@@ -201,12 +209,23 @@ class Agent:
                 # In the worker, behind a training that was given up and still writes there.
                 case decided.DropUpdates(run, up_to):
                     self._spawn(self.worker.run(partial(run.folder.outbox.drop, up_to)))
+                case decided.Measure(run):
+                    self._spawn(self._profile_again(run, 0.0, asked=True))
                 case decided.RemoveFolder(run):
                     self._spawn(self._remove(run))
 
     async def _remove(self, run: JoinedRun) -> None:
         await self._last_test_ended()
         await self.worker.run(run.folder.remove)
+        if run.name not in self._state.names:
+            self._use_code(run.name, None)
+
+    def _use_code(self, run: str, taken: TakenCode | None) -> None:
+        """Code of an earlier run of this name is forgotten."""
+        if run in self._codes:
+            self._codes.pop(run).code.close()
+        if taken is not None:
+            self._codes[run] = taken
 
     def _last_test_ended(self) -> asyncio.Future[None]:
         """A test that was given up may still write into the folder of its run, which another may get."""
@@ -221,8 +240,14 @@ class Agent:
                 for shard in offer.shards:
                     self.config.tls.check(shard.address)
                 in_use = self._state.names - {offer.run}
-                run = await self._within_limit(partial(prepare, offer, self.config, in_use))
+                taken = await self._code_desk.take(offer, self._dialer, self.config.coordinator)
+                self._use_code(offer.run, taken)
+                code = taken.code if taken else None
+                run = await self._within_limit(partial(prepare, offer, self.config, in_use, code))
+                if taken is not None:
+                    await self.worker.run(partial(run.folder.keep_code, taken.stored))
             except Exception as error:
+                self._use_code(offer.run, None)
                 self._carry_out(self._state.not_prepared(offer, self._failure(offer.run, -1, error)))
             else:
                 self._carry_out(self._state.prepared(run))
@@ -303,7 +328,10 @@ class Agent:
         error = ServiceError(
             f"it took longer than limits.max_task_seconds = {limit:g} of this device: given up"
         )
-        return self._failure(assignment.run.name, assignment.number if is_task else -1, error)
+        failure = self._failure(assignment.run.name, assignment.number if is_task else -1, error)
+        message = assignment.message
+        is_own = isinstance(message, coordinator_pb2.EvaluationTask) and message.own
+        return decided.own_test_failed(message, failure.failed.message) if is_own else failure  # type: ignore[arg-type]
 
     async def _free(self, worker: Worker) -> None:
         try:
@@ -332,24 +360,30 @@ class Agent:
             self._spawn(self._profile_again(task_run.run, round_seconds))
         return SessionRequest(done=done)
 
-    async def _profile_again(self, run: JoinedRun, round_seconds: float) -> None:
-        """Measure once there is nothing else to do; the coordinator learns the new profile by another join."""
+    async def _profile_again(self, run: JoinedRun, round_seconds: float, *, asked: bool = False) -> None:
+        """Measure once there is nothing else to do; the coordinator learns the new profile by another join.
+
+        Where an operator ``asked`` for it, this waits for as long as the run lasts.
+        """
         seconds = max(IDLE_SECONDS, IDLE_ROUNDS * round_seconds)
-        if not await is_idle(seconds, lambda: bool(self._task_runs), self.counts.total):
-            return  # the next task in which the device is off asks again
+        while not await is_idle(seconds, lambda: bool(self._task_runs), self.counts.total):
+            if not asked or not self._state.takes_part(run):
+                return  # where nobody asked, the next task in which the device is off does
+        run.is_asked_to_measure = False
         async with self._turn:
             before = run.trainer.profile
             if not await self.worker.run(run.trainer.profile_again):
                 return
-            if run.drift.measured(before, run.trainer.profile):
-                _log.info("measured the timing profile again: this device has changed", extra={"run": run.name})
+            if run.drift.measured(before, run.trainer.profile) or asked:
+                _log.info("measured the timing profile again", extra={"run": run.name})
                 self._send(SessionRequest(join=run.join(self.config.slowdown)))
 
     async def _evaluate(self, task: coordinator_pb2.EvaluationTask, task_run: TaskRun) -> SessionRequest:
         try:
             done = await self._runner.evaluate(task_run, task)
         except Exception as error:
-            return self._failure(task.run, -1, error)
+            failure = self._failure(task.run, -1, error)
+            return decided.own_test_failed(task, failure.failed.message) if task.own else failure
         self.counts["evaluations"] += 1
         return SessionRequest(evaluation=done)
 
@@ -371,7 +405,11 @@ class Agent:
         foreseen = isinstance(error, aio.AioRpcError | FedelError)
         message = clean(message)
         _log.error("%s", message, exc_info=None if foreseen else error, extra=self._about(run, round_num))
-        failed = coordinator_pb2.TaskFailed(run=run, round_num=round_num, message=message)
+        # What a server answered says all; of anything else, the operator can see where it happened.
+        trace = "" if isinstance(error, aio.AioRpcError) else "".join(traceback.format_exception(error))
+        failed = coordinator_pb2.TaskFailed(
+            run=run, round_num=round_num, message=message, trace=clean_lines(trace)
+        )
         return SessionRequest(failed=failed)
 
 

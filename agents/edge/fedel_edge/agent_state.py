@@ -88,7 +88,14 @@ class RemoveFolder:
     run: JoinedRun
 
 
-Effect: TypeAlias = Send | Prepare | Join | Start | GiveUp | DropUpdates | RemoveFolder
+@dataclass(frozen=True)
+class Measure:
+    """Measure the timing profile of the run again, once the device is idle."""
+
+    run: JoinedRun
+
+
+Effect: TypeAlias = Send | Prepare | Join | Start | GiveUp | DropUpdates | RemoveFolder | Measure
 
 
 class AgentState:
@@ -101,6 +108,7 @@ class AgentState:
         """The newest offer of each run that is being prepared."""
         self._tasks: dict[str, Assignment] = {}
         self._evaluations: dict[str, Assignment] = {}
+        self._own_tests: dict[str, Assignment] = {}
 
     def receive(self, message: SessionResponse) -> list[Effect]:
         kind = message.WhichOneof("kind")
@@ -122,6 +130,8 @@ class AgentState:
             return self._secure(message.group)
         if kind == "unmask":
             return self._secure(message.unmask)
+        if kind == "profile":
+            return self._profile()
         return []
 
     @property
@@ -220,11 +230,14 @@ class AgentState:
 
     def _evaluate(self, task: pb.EvaluationTask) -> list[Effect]:
         run = self._runs.get(task.run)
-        if run is None or run.evaluator is None:
-            return [_failed(task.run, f"this agent cannot evaluate run '{clean(task.run, MAX_NAME)}'")]
-        if wrong := gate.objection_to_evaluation(task):
-            return [_failed(task.run, f"the evaluation is refused: {wrong}")]
-        return _take_up(self._evaluations, Assignment(run, task))
+        wrong = gate.objection_to_evaluation(task)
+        if run is None or run.test_of(task.own) is None:
+            wrong = f"this agent cannot evaluate run '{clean(task.run, MAX_NAME)}'"
+        elif wrong:
+            wrong = f"the evaluation is refused: {wrong}"
+        if run is None or wrong:
+            return [_cannot_test(task, wrong) if task.own else _failed(task.run, wrong)]
+        return _take_up(self._own_tests if task.own else self._evaluations, Assignment(run, task))
 
     def _closed(self, closed: pb.RoundClosed) -> list[Effect]:
         run, task = self._runs.get(closed.run), self._tasks.get(closed.run)
@@ -237,6 +250,16 @@ class AgentState:
             effects.append(GiveUp(self._tasks.pop(closed.run)))
         return [*effects, DropUpdates(run, over)]
 
+    def _profile(self) -> list[Effect]:
+        """However often it is asked, each profile is measured once."""
+        runs = [run for run in self._runs.values() if not run.is_asked_to_measure]
+        for run in runs:
+            run.is_asked_to_measure = True
+        return [Measure(run) for run in runs]
+
+    def takes_part(self, run: JoinedRun) -> bool:
+        return self._runs.get(run.name) is run
+
     def _ended(self, name: str) -> list[Effect]:
         run, given_up = self._runs.get(name), self._forget(name)
         return given_up if run is None else [*given_up, RemoveFolder(run)]
@@ -247,16 +270,29 @@ class AgentState:
         self._preparing.pop(name, None)
         self._tasks.pop(name, None)
         self._evaluations.pop(name, None)
+        self._own_tests.pop(name, None)
         return given_up
 
     def _assignments(self, name: str) -> list[Assignment]:
-        return [known[name] for known in (self._tasks, self._evaluations) if name in known]
+        return [known[name] for known in (self._tasks, self._evaluations, self._own_tests) if name in known]
 
 
 def _failed(run: str, message: str) -> Send:
     """An answer about the run as a whole, not about a round of it."""
     name = clean(run, MAX_NAME)
     return Send(SessionRequest(failed=pb.TaskFailed(run=name, round_num=-1, message=clean(message))))
+
+
+def own_test_failed(task: pb.EvaluationTask, problem: str) -> SessionRequest:
+    """An answer about a test on own data: the run goes on without it."""
+    done = pb.EvaluationDone(
+        run=clean(task.run, MAX_NAME), model_version=task.model_version, own=True, problem=clean(problem)
+    )
+    return SessionRequest(evaluation=done)
+
+
+def _cannot_test(task: pb.EvaluationTask, problem: str) -> Send:
+    return Send(own_test_failed(task, problem))
 
 
 def _refused(run: str, wrong: str) -> Send:

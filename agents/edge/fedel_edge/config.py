@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedel.plugins import Allowed
 from fedel.roles.gate import objection_to_name
 from fedel.security.tls import Tls
+from fedel.selectors import objection_to_labels
 from fedel.training.settings import DataPart, TrainerSettings
 from fedel_edge.gate import Limits
 
@@ -25,6 +27,8 @@ class AgentConfig:
     """What the agent trains on: ``cpu``, ``cuda``, ``cuda:1``, ..."""
     device_type: str = ""
     """Type of hardware, for grouping metrics; empty reads it from the device."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of this device, such as ``{gpu = "orin"}``: a job's ``clients`` choose agents by them."""
     threads: int = 0
     """CPU threads of torch; 0 leaves it to torch. Use 1 where several agents share a machine."""
     slowdown: float = 1.0
@@ -59,6 +63,8 @@ class AgentConfig:
         for what, text in (("name", self.name), ("device_type", self.device_type)):
             if text and (wrong := objection_to_name(text, what)):
                 raise ValueError(wrong)
+        if wrong := objection_to_labels(self.labels):
+            raise ValueError(wrong)
         if ":" not in self.coordinator:
             raise ValueError(f"coordinator = {self.coordinator!r}: write it as host:port")
 

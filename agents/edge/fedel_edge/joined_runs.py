@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedel import plugins
 from fedel.errors import ConfigError, ModelError
 from fedel.job import RunConfig
+from fedel.job_code import JobCode
 from fedel.serialisation import parse_json
 from fedel.strategies import build
-from fedel.training.settings import Evaluator
+from fedel.training.settings import Evaluator, HeldOut
 from fedel.types import Strategy, Trainer
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import profile_to_pb
@@ -44,6 +46,7 @@ class JoinedRun:
     trainer: Trainer
     evaluator: Evaluator | None
     folder: RunFolder
+    held_out: HeldOut | None = None
     shards: tuple[Shard, ...] = ()
     """Replaced in every session, because an aggregator may have moved; transfers look it up at each attempt."""
     drift: Drift = field(default_factory=Drift)
@@ -51,10 +54,14 @@ class JoinedRun:
     """How long it took to pack and store the last update: T_th has to pay for that too."""
     tests_beside_training: bool = False
     """Whether models are tested while this device trains."""
-    own_evaluator: Evaluator | None = None
-    """The one that does so, once it was needed; it has a model of its own."""
+    beside: dict[bool, Evaluator] = field(default_factory=dict)
+    """Those that do so, once they were needed, with a model of their own; by whether it is on own data."""
+    using_code: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A context in which the run's names are found: in this device's code, and in what came with the job."""
     downloading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by a download: a training and a test of one version do not fetch it twice."""
+    is_asked_to_measure: bool = False
+    """An operator wants its timing profile measured again."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def use_shards(self, shards: tuple[Shard, ...]) -> None:
@@ -67,11 +74,16 @@ class JoinedRun:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._moved.wait(), seconds)
 
-    def make_own_evaluator(self) -> Evaluator:
+    def test_of(self, own: bool) -> Evaluator | None:
+        """What tests models: on the data set's test data, or on samples that this client holds out."""
+        return (self.held_out.test if self.held_out else None) if own else self.evaluator
+
+    def make_beside(self, own: bool) -> Evaluator:
         """In the worker's thread: to build a model draws random numbers, as training does."""
-        if self.own_evaluator is None:
-            self.own_evaluator = self.evaluator.beside_training()  # type: ignore[union-attr]
-        return self.own_evaluator
+        if own not in self.beside:
+            with self.using_code():
+                self.beside[own] = self.test_of(own).beside_training()  # type: ignore[union-attr]
+        return self.beside[own]
 
     def join(self, slowdown: float) -> coordinator_pb2.Join:
         profile = self.trainer.profile
@@ -81,6 +93,7 @@ class JoinedRun:
             num_samples=self.trainer.num_samples,
             profile=profile_to_pb(profile.scaled(slowdown) if slowdown > 1 else profile),
             can_evaluate=self.evaluator is not None,
+            num_held_out=self.held_out.num_samples if self.held_out else 0,
         )
 
 
@@ -89,18 +102,25 @@ def identity_of(offer: coordinator_pb2.RunOffer) -> str:
     return "\n".join((offer.instance, offer.model_digest, offer.config_json))
 
 
-def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig, in_use: Collection[str] = ()) -> JoinedRun:
+def prepare(
+    offer: coordinator_pb2.RunOffer,
+    config: AgentConfig,
+    in_use: Collection[str] = (),
+    code: JobCode | None = None,
+) -> JoinedRun:
     """Build model, data and profile, from code that this device allows. Slow: it loads data and may measure.
 
-    ``in_use`` are the names of the other runs that this agent takes part in.
+    ``in_use`` are the names of the other runs that this agent takes part in; ``code`` came with the job.
     """
+    using_code = partial(plugins.only, config.code, code)
     run = RunConfig.parse(_parsed(offer), f"run '{offer.run}'")
     if wrong := gate.objection_to_job(run):
         raise ConfigError(f"run '{offer.run}': {wrong}")
-    with plugins.only(config.code):
+    with using_code():
         make = plugins.load(run.trainer, "trainer", ConfigError)
         strategy = build(run.strategy)
-        trainer, evaluator = make(run, config.trainer_settings)
+        trainer, evaluator, *more = make(run, config.trainer_settings)
+    held_out: HeldOut | None = more[0] if more else None
     if trainer.spec.digest != offer.model_digest:
         raise ModelError(
             f"run '{offer.run}' trains a model with the digest {offer.model_digest}, but "
@@ -111,9 +131,19 @@ def prepare(offer: coordinator_pb2.RunOffer, config: AgentConfig, in_use: Collec
     disk.make_room(config.state_dir, offer.run, trainer.spec, in_use, config.limits)
     identity = identity_of(offer)
     folder = RunFolder(config.state_dir, offer.run, identity)
-    beside = config.evaluate_beside_training and hasattr(evaluator, "beside_training")
+    tests = [test for test in (evaluator, held_out.test if held_out else None) if test is not None]
+    beside = config.evaluate_beside_training and all(hasattr(test, "beside_training") for test in tests)
     return JoinedRun(
-        offer.run, identity, run, strategy, trainer, evaluator, folder, tests_beside_training=beside
+        offer.run,
+        identity,
+        run,
+        strategy,
+        trainer,
+        evaluator,
+        folder,
+        held_out,
+        tests_beside_training=beside,
+        using_code=using_code,
     )
 
 

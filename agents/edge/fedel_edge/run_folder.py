@@ -13,6 +13,7 @@ from fedel.errors import ServiceError
 from fedel.files import TEMPORARY, safe_name, write_atomic
 from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1 import aggregator_pb2
+from fedel.v1.code_pb2 import StoredCode
 from fedel.wire.payload import Payload
 from fedel_edge import checked_files
 from fedel_edge.checked_files import PRIVATE, read_record, write_record
@@ -21,6 +22,8 @@ from fedel_edge.memory_limit import MemoryLimit
 
 STAMP = "identity"
 """File that says which run a folder is of."""
+CODE = "code"
+"""File with the code that came with the job."""
 COPIES = 6
 """A folder holds at most this many times the size of the model: the model, three memories, two updates."""
 _KEPT_UPDATES = 2
@@ -49,8 +52,23 @@ class RunFolder:
         self.outbox = Outbox(self.path)
         self.memory_limit = MemoryLimit(self.path / "allowed-memory")
 
+    def keep_code(self, code: StoredCode) -> None:
+        """What came with the job, for the next start of this agent; it goes with the folder."""
+        write_atomic(self.path / CODE, code.SerializeToString(), mode=PRIVATE)
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def kept_code(state_dir: Path, run: str, identity: str) -> StoredCode | None:
+    """The code of a run that this device took before; ``None`` if there is none, or if it is damaged."""
+    folder = state_dir / safe_name(run)
+    try:
+        if (folder / STAMP).read_bytes() == identity.encode():
+            return StoredCode.FromString((folder / CODE).read_bytes())
+    except (OSError, DecodeError):
+        pass
+    return None
 
 
 class ModelCopy:

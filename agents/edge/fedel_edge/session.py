@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc import aio
 
-from fedel.roles.gate import clean
+import fedel
+from fedel import request_id
+from fedel.roles.gate import MAX_NAME, clean
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
+from fedel.wire.protocol import objection
 from fedel.wire.retry import Backoff, describe, is_transient, retrying
 from fedel_edge.gate import heartbeat_seconds
 
@@ -31,6 +34,10 @@ Outgoing = asyncio.Queue[SessionRequest | None]
 
 class StreamEnded(Exception):
     """A stream ended without an error, although we did not close it."""
+
+
+class WrongProtocol(StreamEnded):
+    """The coordinator's version and this one do not work together."""
 
 
 class Session:
@@ -85,7 +92,8 @@ class Session:
         await asyncio.wait({self._task})
 
     def _on_failure(self, error: Exception, failures: int) -> None:
-        if isinstance(error, aio.AioRpcError) and not worth_retrying(error):
+        refused = isinstance(error, aio.AioRpcError) and not worth_retrying(error)
+        if refused or isinstance(error, WrongProtocol):
             self._backoff.failures = max(failures, _REFUSED_FAILURES)
         self._on_break()
         level = logging.WARNING if self._backoff.failures in (1, _REFUSED_FAILURES) else logging.DEBUG
@@ -93,6 +101,7 @@ class Session:
 
     async def _one_stream(self) -> None:
         """Returns only once we closed it; every other end is an exception."""
+        request_id.begin()  # what comes of this stream has its id, at all servers
         outgoing: Outgoing = asyncio.Queue()
         self._outgoing = outgoing
         self.send(SessionRequest(hello=self._hello))
@@ -112,11 +121,16 @@ class Session:
         finally:
             self._redialled, self._call, self._outgoing = False, None, None
             self._end_heartbeat()
+            outgoing.put_nowait(None)  # or what reads it waits for ever, and is in the log when it is collected
             call.cancel()
         if not self._closing:
             raise StreamEnded("the coordinator ended it")
 
     def _on_welcome(self, welcome: coordinator_pb2.Welcome) -> None:
+        version = clean(welcome.version, MAX_NAME)
+        wrong = objection("coordinator", welcome.protocol, version, "agent", fedel.__version__)
+        if wrong:
+            raise WrongProtocol(wrong)
         self._backoff.reset()
         self._end_heartbeat()
         self._heartbeat = asyncio.ensure_future(self._beat(heartbeat_seconds(welcome)))

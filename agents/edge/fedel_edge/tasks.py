@@ -202,9 +202,11 @@ class TaskRunner:
     async def evaluate(
         self, task_run: TaskRun, task: coordinator_pb2.EvaluationTask
     ) -> coordinator_pb2.EvaluationDone:
-        run, worker, evaluator = task_run.run, self.worker, task_run.run.evaluator
+        run, worker, evaluator = task_run.run, self.worker, task_run.run.test_of(task.own)
         if run.tests_beside_training:
-            worker, evaluator = self.tester, run.own_evaluator or await worker.run(run.make_own_evaluator)
+            made = run.beside.get(task.own)  # if so, no training has to be waited for
+            evaluator = made or await worker.run(partial(run.make_beside, task.own))
+            worker = self.tester
         assert evaluator is not None, "checked when the task came"
         async with run.downloading:
             model = await download_tested(run, task.model_version, worker)
@@ -216,8 +218,9 @@ class TaskRunner:
             model_version=task.model_version,
             accuracy=score.accuracy,
             loss=score.loss,
-            num_samples=score.num_targets,
+            num_samples=run.held_out.num_samples if task.own and run.held_out else score.num_targets,
             seconds=time.monotonic() - begin,
+            own=task.own,
         )
 
 

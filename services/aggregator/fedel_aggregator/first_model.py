@@ -27,7 +27,7 @@ class FirstModel:
     def __init__(
         self, folder: Path, header: ModelHeader, recycled: RecycledFiles, keep_updates: int = 0
     ) -> None:
-        self._folder, self._header, self._recycled = folder, header, recycled
+        self._folder, self.header, self._recycled = folder, header, recycled
         self._keep_updates = keep_updates
         spec = shard_spec(header)
         shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +57,7 @@ class FirstModel:
         with naming(self._path):
             os.fsync(self._handle)
         with self._versions.open(0) as file:
-            for entry in self._header.tensors:
+            for entry in self.header.tensors:
                 try:
                     values = file.tensor(entry.name, entry.crc32)
                 except Damaged:
@@ -68,9 +68,9 @@ class FirstModel:
                     raise UpdateRefused(
                         "not_finite", f"tensor '{entry.name}' of the first model contains NaN or Inf"
                     )
-        crc32 = {entry.name: entry.crc32 for entry in self._header.tensors}
+        crc32 = {entry.name: entry.crc32 for entry in self.header.tensors}
         self._versions.publish(Meta(0, crc32, dict.fromkeys(crc32, 0)))
         make_folder(self._folder / "rounds")
-        write_private(self._folder / HEADER_FILE, self._header.SerializeToString(deterministic=True))
+        write_private(self._folder / HEADER_FILE, self.header.SerializeToString(deterministic=True))
         sync_directory(self._folder.parent)
         return ShardRun(self._folder, self._recycled, self._keep_updates)

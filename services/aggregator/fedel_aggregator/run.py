@@ -176,16 +176,18 @@ class ShardRun:
         self._fold_seconds += time.monotonic() - started
         return fold
 
-    def open(self, plan: OpenRoundRequest) -> None:
-        """Take updates of the planned clients. Repeated, also after the commit, it changes nothing."""
-        if not self.round.is_answered(plan.round_num):
-            self._journal.open(plan)
-            if self.round.ended:
-                (self._folder / ENDED_FILE).unlink(missing_ok=True)
-                sync_directory(self._folder)
-            if plan.attempt != self.round.attempt:
-                self._fold, self._reports = None, {}
-            self.round.open(map(participant_from_pb, plan.participants), plan.attempt)
+    def open(self, plan: OpenRoundRequest) -> bool:
+        """Take updates of the planned clients. False after the commit: then it changes nothing."""
+        if self.round.is_answered(plan.round_num):
+            return False
+        self._journal.open(plan)
+        if self.round.ended:
+            (self._folder / ENDED_FILE).unlink(missing_ok=True)
+            sync_directory(self._folder)
+        if plan.attempt != self.round.attempt:
+            self._fold, self._reports = None, {}
+        self.round.open(map(participant_from_pb, plan.participants), plan.attempt)
+        return True
 
     def end(self) -> None:
         """Take no further update. Repeated, it changes nothing."""

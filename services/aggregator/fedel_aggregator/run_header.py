@@ -61,6 +61,14 @@ def _check_settings(header: ModelHeader, strategy: Strategy, spec: ModelSpec) ->
         )
 
 
+def read_code_hash(folder: Path) -> str:
+    """Which code the run's method is in; empty if it came with none, or if its header cannot be read."""
+    try:
+        return ModelHeader.FromString((folder / HEADER_FILE).read_bytes()).code_sha256
+    except (OSError, DecodeError):
+        return ""
+
+
 def read_run_header(folder: Path) -> tuple[ModelHeader, ModelSpec]:
     """The header in a run's folder, and the part of the model that is kept there."""
     path = folder / HEADER_FILE

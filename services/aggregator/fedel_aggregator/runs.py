@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote
 
+from fedel_services.job_code import FolderShelf
+from fedel_services.job_code import load as load_code
 from fedel_services.threads import in_thread
 
 from fedel import plugins
 from fedel.errors import FedelError, UpdateRefused
-from fedel.files import safe_name
+from fedel.files import safe_name, sync_directory
 from fedel.plugins import Allowed
 from fedel.roles.gate import objection_to_name
 from fedel.v1.aggregator_pb2 import ModelHeader
@@ -24,7 +28,7 @@ from fedel_aggregator.first_model import FirstModel
 from fedel_aggregator.private_files import make_folder
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.run import ShardRun
-from fedel_aggregator.run_header import HEADER_FILE
+from fedel_aggregator.run_header import HEADER_FILE, read_code_hash
 
 log = logging.getLogger("fedel.aggregator")
 T = TypeVar("T")
@@ -49,6 +53,10 @@ class Runs:
         """``code`` is what the method of a job may be, beside FedEL's own."""
         self._keep_updates, self._code = keep_updates, code or Allowed()
         self._folder = data_dir / "runs"
+        self._deleted = data_dir / "deleted"
+        """What is on its way out: a folder is moved here at once, then removed."""
+        self.shelf = FolderShelf(data_dir / "code")
+        """Code that came with jobs."""
         self._recycled = RecycledFiles(data_dir / "spare")
         self._runs: dict[str, ShardRun] = {}
         self._set_aside: dict[str, _SetAside] = {}
@@ -58,8 +66,10 @@ class Runs:
     def load(self) -> None:
         """Continue every run where it was, and fold again what had been acknowledged."""
         make_folder(self._folder)
+        shutil.rmtree(self._deleted, ignore_errors=True)
         for folder in sorted(self._folder.iterdir()):
             self._enter(self._read(folder))
+        self.shelf.drop_unused({read_code_hash(folder) for folder in self._folder.iterdir()})
         self.loaded = True
 
     def _read(self, folder: Path, verify: bool = False) -> ShardRun | _SetAside | None:
@@ -67,7 +77,7 @@ class Runs:
         try:
             if not _is_run(folder):
                 return None
-            with plugins.only(self._code):
+            with self._code_of(read_code_hash(folder), unquote(folder.name)):
                 return ShardRun(folder, self._recycled, self._keep_updates, verify=verify)
         except (FedelError, OSError) as error:
             return _SetAside(folder, str(error), time.monotonic())
@@ -151,6 +161,28 @@ class Runs:
                 self.set_aside(name, error)
                 raise
 
+    async def delete(self, name: str, dry_run: bool = False) -> int:
+        """Everything of a run, also of one that is set aside; how many bytes it was."""
+        self.check(name)
+        async with self.lock(name):
+            num_bytes = await in_thread(self._remove, self._folder / safe_name(name), dry_run)
+            if not dry_run:
+                self._runs.pop(name, None)
+                self._set_aside.pop(name, None)
+        return num_bytes
+
+    def _remove(self, folder: Path, dry_run: bool) -> int:
+        if not folder.exists():
+            return 0
+        num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if not dry_run:
+            make_folder(self._deleted)
+            gone = self._deleted / f"{folder.name}-{time.time_ns()}"
+            folder.rename(gone)
+            sync_directory(self._folder)
+            shutil.rmtree(gone, ignore_errors=True)
+        return num_bytes
+
     async def first_model(self, header: ModelHeader) -> FirstModel | None:
         """Where to put a run's first model; ``None`` if the same run exists already. Needs the run's lock."""
         name, folder = header.run, self._folder / safe_name(header.run)
@@ -164,13 +196,26 @@ class Runs:
         return None
 
     def _begin(self, folder: Path, header: ModelHeader) -> FirstModel:
-        with plugins.only(self._code):
+        with self._code_of(header.code_sha256, header.run):
             return FirstModel(folder, header, self._recycled, self._keep_updates)
 
     async def finish(self, model: FirstModel) -> None:
         """Make the run of a first model that is complete. Needs the run's lock."""
-        with plugins.only(self._code):
-            self._enter(await in_thread(model.finish))
+        self._enter(await in_thread(self._finish, model))
+
+    def _finish(self, model: FirstModel) -> ShardRun:
+        with self._code_of(model.header.code_sha256, model.header.run):
+            return model.finish()
+
+    @contextmanager
+    def _code_of(self, sha256: str, run: str) -> Iterator[None]:
+        """Inside, the code that this server allows, and what came with the job."""
+        try:
+            code = load_code(self.shelf, sha256, f"{self._folder} {run}")
+        except FedelError as error:
+            raise UpdateRefused("header", f"run '{run}': {error}") from None
+        with plugins.only(self._code, code):
+            yield
 
 
 def _is_run(folder: Path) -> bool:

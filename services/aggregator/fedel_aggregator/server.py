@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 from fedel_services.http import new_app, new_registry, serve_http
+from fedel_services.job_code import CodeServicer
 from fedel_services.runtime import Server
 from fedel_services.threads import in_thread
 from fedel_services.visitors import check_host
@@ -20,6 +21,7 @@ from fedel.errors import ServiceError
 from fedel.files import write_atomic
 from fedel.security.tls import host_of
 from fedel.v1 import aggregator_pb2, aggregator_pb2_grpc
+from fedel.v1.code_pb2_grpc import add_CodeServiceServicer_to_server
 from fedel.wire.views import model_message, upload_message
 from fedel_aggregator.config import AggregatorConfig
 from fedel_aggregator.errors import STATUSES
@@ -33,11 +35,12 @@ SERVICE = aggregator_pb2.DESCRIPTOR.services_by_name["AggregatorService"].full_n
 @asynccontextmanager
 async def serve(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregator]]:
     """Run an aggregator until the context ends, then stop it gracefully; gives its address once it is ready."""
-    with _lock(config.data_dir):
+    with lock_folder(config.data_dir):
         registry = new_registry("aggregator")
         server = Server([SERVICE], config.tls, registry, STATUSES)
         aggregator = Aggregator(config, registry)
         aggregator_pb2_grpc.add_AggregatorServiceServicer_to_server(aggregator, server.grpc)
+        add_CodeServiceServicer_to_server(CodeServicer(aggregator.shelf, server), server.grpc)
         # They replace the generated handlers.
         server.grpc.add_registered_method_handlers(SERVICE, _bulk_handlers(aggregator))
         try:
@@ -57,7 +60,7 @@ async def serve(config: AggregatorConfig) -> AsyncIterator[tuple[str, Aggregator
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Two processes that write one journal would destroy it. The lock ends with its process."""
     _keep_private(folder)
     with os.fdopen(open_private(folder / "lock"), "w") as file:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedel_services.errors import describe_call
 from fedel_services.guard import caller, require_client
+from fedel_services.job_code import FolderShelf
 from fedel_services.threads import in_thread
 from prometheus_client import CollectorRegistry
 
@@ -49,6 +50,11 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self._permits = UploadPermits(config.max_uploads)
         self._downloads = Shares(config.max_downloads, config.max_downloads_per_client)
         self._runs = Runs(config.data_dir, config.keep_updates, config.code)
+
+    @property
+    def shelf(self) -> FolderShelf:
+        """Code that came with jobs."""
+        return self._runs.shelf
 
     def load(self) -> None:
         """Continue every run where it was."""
@@ -144,8 +150,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
 
     async def OpenRound(self, request: pb.OpenRoundRequest, _context: Any) -> pb.OpenRoundResponse:
         describe_call(run=request.run, round=request.round_num)
-        await self._runs.use(request.run, ShardRun.open, request)
-        return pb.OpenRoundResponse()
+        return pb.OpenRoundResponse(made=not await self._runs.use(request.run, ShardRun.open, request))
 
     async def SealRound(self, request: pb.SealRoundRequest, context: Any) -> None:  # type: ignore[override]
         describe_call(run=request.run, round=request.round_num)
@@ -172,3 +177,11 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         describe_call(run=request.run)
         await self._runs.use(request.run, ShardRun.end)
         return pb.EndRunResponse()
+
+    async def DeleteRun(self, request: pb.DeleteRunRequest, _context: Any) -> pb.DeleteRunResponse:
+        describe_call(run=request.run)
+        num_bytes = await self._runs.delete(request.run, request.dry_run)
+        if not request.dry_run:
+            self._metrics.version.remove_by_labels({"run": request.run})
+            log.info("deleted a run", extra={"run": request.run, "num_bytes": num_bytes})
+        return pb.DeleteRunResponse(num_bytes=num_bytes)

@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from fedel import errors
+from fedel import errors, request_id
 from fedel.roles.gate import MAX_NAME, clean
 from fedel.wire.streams import REASON
 from fedel_services.handlers import behaviour_of, with_behaviour
@@ -55,6 +55,7 @@ UPDATE_CODES: Mapping[str, grpc.StatusCode] = {
     "conflict": Code.ALREADY_EXISTS,
     "late": Code.FAILED_PRECONDITION,
     "early": Code.FAILED_PRECONDITION,
+    "other_round": Code.FAILED_PRECONDITION,
     "missing": Code.FAILED_PRECONDITION,
     "empty": Code.FAILED_PRECONDITION,
     "ended": Code.FAILED_PRECONDITION,
@@ -109,7 +110,10 @@ def _text(error: Exception, status: Status) -> str:
     if status == NO_MEMORY:
         return "the server is out of memory: try again when it has less to do, or give it more"
     if status == UNFORESEEN and not isinstance(error, errors.FedelError):
-        return clean(f"the server met an error that nobody foresaw ({type(error).__name__}); its log has more")
+        return clean(
+            f"the server met an error that nobody foresaw ({type(error).__name__}); its log has more,"
+            f" with the request {request_id.current()}"
+        )
     return clean(str(error))
 
 

@@ -160,7 +160,9 @@ class Guard(aio.ServerInterceptor):
         await self._check(facts, context, method)
         identity = facts.identity
         if identity.role not in RULES.get(method, ()):
-            message = f"{identity} may not call {method.rpartition('/')[2]}: its role does not allow it"
+            roles = " or ".join(sorted(RULES.get(method, ())))
+            call = method.rpartition("/")[2]
+            message = f"{identity} may not call {call}: that takes a certificate with the role {roles}"
             await self._keeper.refuse(context, "role", message, method=method, client=identity.name)
         _CALLER.set(Caller(facts, self._keeper))
         return facts
@@ -169,7 +171,10 @@ class Guard(aio.ServerInterceptor):
         """Refuse a certificate that has expired or was revoked."""
         about = {"method": method, "client": facts.identity.name}
         if facts.serial in self._revocations:
-            message = f"the certificate of {facts.identity} is revoked: ask the operator for a new token"
+            message = (
+                f"the certificate of {facts.identity} is revoked: ask the operator for a new token; once it is"
+                " enrolled again, an agent connects by itself within a minute"
+            )
             await self._keeper.refuse(context, "revoked", message, **about)
         if utc_now() >= facts.not_after:
             message = f"the certificate of {facts.identity} has expired: renew it, or enrol again"

@@ -35,7 +35,7 @@ class Fetcher:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        dialer = Dialer(self._tls)
+        dialer = Dialer(self._tls, near=True)
         try:
             while True:
                 await self._try(dialer)

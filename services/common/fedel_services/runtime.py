@@ -22,7 +22,7 @@ from fedel import config
 from fedel.errors import FedelError, ServiceError
 from fedel.logs import set_up_logging
 from fedel.security.certificates import utc_now
-from fedel.security.folder import Revocations, Watched, check_valid
+from fedel.security.folder import Credentials, Revocations, Watched, check_valid
 from fedel.security.tls import Tls, add_options
 from fedel.wire.channel import SERVER_OPTIONS, server_credentials
 from fedel_services.errors import ErrorStatuses, Statuses
@@ -30,6 +30,7 @@ from fedel_services.errors import refuse as refuse
 from fedel_services.first_messages import FirstMessages
 from fedel_services.guard import Gatekeeper, Guard, SecretGuard
 from fedel_services.health import Health
+from fedel_services.request_ids import RequestIds
 from fedel_services.revocation_list import Fetcher
 
 log = logging.getLogger(__name__)
@@ -55,16 +56,18 @@ class Server:
         self.keeper = Gatekeeper(registry, self._watched)
         guards: list[aio.ServerInterceptor] = []
         self._fetcher: Fetcher | None = None
+        self.revocations: Revocations | None = None
+        """Which certificates are revoked; none without TLS."""
         if self._watched:
-            revocations = Revocations(tls.crl_path, self._watched)
-            guards.append(Guard(self.keeper, revocations))
+            self.revocations = Revocations(tls.crl_path, self._watched)
+            guards.append(Guard(self.keeper, self.revocations))
             if tls.crl_from:
-                self._fetcher = Fetcher(tls, revocations, self.keeper.list_fetched)
+                self._fetcher = Fetcher(tls, self.revocations, self.keeper.list_fetched)
         elif tls.secret:
             guards.append(SecretGuard(self.keeper, tls.secret))
         self._fetching: asyncio.Task[None] | None = None
         self.grpc = aio.server(
-            interceptors=[*guards, ErrorStatuses(statuses), FirstMessages()],
+            interceptors=[RequestIds(), *guards, ErrorStatuses(statuses), FirstMessages()],
             # As a table: of two equal options gRPC would take the first.
             options=[*{**dict(SERVER_OPTIONS), **dict(options)}.items()],
         )
@@ -76,6 +79,11 @@ class Server:
         reflection.enable_server_reflection(
             [*service_names, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
         )
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """This server's own; none without TLS."""
+        return self._watched.current() if self._watched else None
 
     async def start(self, address: str, health: str = "") -> int:
         """Listen on ``host:port``, and on ``health`` if given; port 0 takes a free one. Returns the port."""

@@ -7,17 +7,19 @@ import logging
 from typing import Any
 
 from fedel_services.first_messages import Timed
-from fedel_services.guard import require_client
+from fedel_services.guard import caller, require_client
 from fedel_services.tasks import drop
 
+import fedel
 from fedel.errors import ConfigError
 from fedel.roles import events as ev
 from fedel.roles.gate import MAX_NAME, clean
 from fedel.roles.gate_session import objection_to_hello
 from fedel.v1 import coordinator_pb2 as pb
+from fedel.wire.protocol import PROTOCOL, objection
 from fedel_coordinator import messages
 from fedel_coordinator.coordinator import Coordinator
-from fedel_coordinator.errors import SessionReplaced, SessionSilent
+from fedel_coordinator.errors import SessionReplaced, SessionSilent, WrongProtocol
 from fedel_coordinator.sessions import Device, Session
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ class AgentSessions:
         hello = await self._hello(requests)
         await require_client(context, hello.client)
         device = Device(hello.device.device_type, hello.device.memory_bytes, hello.device.agent_version)
+        self._register(hello, device)
+        await self._coordinator.settle_agent(hello.client)  # its labels may have changed
         session = self._coordinator.sessions.open(hello.client, device)
         receiving = asyncio.create_task(self._receive(session, requests))
         sending = asyncio.create_task(self._send(session, context))
@@ -60,14 +64,28 @@ class AgentSessions:
         hello: pb.Hello = request.hello
         device = hello.device
         facts = (device.device_type, device.agent_version, device.memory_bytes)
-        if objection := objection_to_hello(hello.client, *facts):
-            raise ConfigError(f"Hello: {objection}")
+        if wrong := objection_to_hello(hello.client, *facts, hello.labels, hello.protocol):
+            raise ConfigError(f"Hello: {wrong}")
         return hello
 
+    def _register(self, hello: pb.Hello, device: Device) -> None:
+        """In the list of agents; refused if its version and this one do not work together."""
+        fleet, client, known = self._coordinator.fleet, hello.client, caller()
+        certificate_end = known.facts.not_after.timestamp() if known else 0.0
+        fleet.opened(client, device, dict(hello.labels), hello.protocol, certificate_end)
+        version = device.agent_version
+        wrong = objection("agent", hello.protocol, version, "coordinator", fedel.__version__)
+        if wrong:
+            if fleet.failed(client, "", -1, wrong):
+                log.warning("agent '%s' is refused: %s", client, wrong, extra={"client": client})
+            fleet.closed(client, said_goodbye=True)
+            raise WrongProtocol(wrong)
+
     async def _send(self, session: Session, context: Any) -> None:
-        welcome = pb.Welcome(heartbeat_seconds=self._coordinator.config.heartbeat_seconds)
+        seconds = self._coordinator.config.heartbeat_seconds
+        welcome = pb.Welcome(heartbeat_seconds=seconds, protocol=PROTOCOL, version=fedel.__version__)
         await context.write(pb.SessionResponse(welcome=welcome))
-        for offer in self._coordinator.offers():
+        for offer in self._coordinator.offers(session.client):
             session.push(offer)
         async for message in session.messages():
             await context.write(message)
@@ -99,8 +117,11 @@ class AgentSessions:
             return
         message: messages.Message = getattr(request, kind)
         run = self._coordinator.runs.get(message.run)
+        dry_run = self._coordinator.dry_runs.get(message.run)
         if run is not None:
             await run.receive(session, message)
+        elif dry_run is not None:
+            dry_run.receive(session, message)
         else:
             self._coordinator.metrics.refused.labels("unknown_run").inc()
             session.count_refusal()
@@ -122,6 +143,7 @@ class AgentSessions:
             raise error
         # A stream that broke looks like one that was closed, until something is written to it.
         await context.write(pb.SessionResponse())
+        session.said_goodbye = True
         for name in session.joined:
             # Checked for every run: the client may come back while it leaves the run before.
             if self._coordinator.sessions.is_current(session):
@@ -130,6 +152,7 @@ class AgentSessions:
     def _close(self, session: Session) -> None:
         """A newer session of the client may have joined already: then the client is not disconnected."""
         if self._coordinator.sessions.is_current(session):
+            self._coordinator.fleet.closed(session.client, session.said_goodbye)
             self._coordinator.sessions.close(session)
             for name in session.joined:
                 self._coordinator.runs[name].post(ev.Disconnected(session.client))

@@ -23,6 +23,7 @@ class Gauges:
 
     def refresh(self) -> None:
         self._metrics.sessions.set(self._coordinator.sessions.num_sessions)
+        self._ended = {name: at for name, at in self._ended.items() if name in self._coordinator.runs}
         for run in self._coordinator.runs.values():
             if not run.ended:
                 self._show(run)

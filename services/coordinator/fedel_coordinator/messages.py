@@ -19,6 +19,7 @@ from fedel.roles.run_state import (
     FINISHED,
     HELD,
     PAUSED,
+    QUEUED,
     RUNNING,
     STOPPED,
     STOPPING,
@@ -41,6 +42,7 @@ from fedel.wire.secure_codec import (
 from fedel_coordinator.sessions import Device
 
 PHASES = {
+    QUEUED: pb.RUN_PHASE_QUEUED,
     WAITING: pb.RUN_PHASE_WAITING,
     RUNNING: pb.RUN_PHASE_RUNNING,
     STOPPING: pb.RUN_PHASE_RUNNING,
@@ -50,6 +52,8 @@ PHASES = {
     STOPPED: pb.RUN_PHASE_STOPPED,
     FAILED: pb.RUN_PHASE_FAILED,
 }
+MAX_WHY = 300
+"""Letters of what a person says about a pause or a stop."""
 ACTIONS = {
     pb.RUN_ACTION_PAUSE: "pause",
     pb.RUN_ACTION_RESUME: "resume",
@@ -77,6 +81,9 @@ def event_of(client: str, device: Device, message: Message, spec: ModelSpec) -> 
             return ev.Done(client, _result(message))
         case pb.TaskFailed():
             return ev.Failed(client, message.round_num, clean(message.message))
+        case pb.EvaluationDone(own=True):
+            own = message.accuracy, message.loss, message.num_samples, message.seconds, clean(message.problem)
+            return ev.OwnTested(client, message.model_version, *own)
         case pb.EvaluationDone():
             score = message.accuracy, message.loss, message.seconds
             return ev.Evaluated(message.model_version, *score, client=client)
@@ -165,8 +172,9 @@ def closed_message(run: str, effect: ev.SendClosed) -> pb.SessionResponse:
     return pb.SessionResponse(closed=closed)
 
 
-def evaluation_message(run: str, effect: ev.Evaluate) -> pb.SessionResponse:
-    return pb.SessionResponse(evaluate=pb.EvaluationTask(run=run, model_version=effect.version))
+def evaluation_message(run: str, effect: ev.Evaluate | ev.AskOwnTest) -> pb.SessionResponse:
+    own = isinstance(effect, ev.AskOwnTest)
+    return pb.SessionResponse(evaluate=pb.EvaluationTask(run=run, model_version=effect.version, own=own))
 
 
 def ended_message(run: str, phase: str) -> pb.SessionResponse:
@@ -179,7 +187,16 @@ def refusal_message(run: str, reason: str) -> pb.SessionResponse:
 
 def member_of(client: str, device: Device, join: pb.Join) -> Member:
     profile = profile_from_pb(join.profile)
-    return Member(client, join.num_samples, profile, device.device_type, join.can_evaluate)
+    about = device.device_type, join.can_evaluate, join.num_held_out
+    return Member(client, join.num_samples, profile, *about)
+
+
+def failure_of(message: Message) -> tuple[int, str, str]:
+    """The round, what happened and where, as a task that failed or was declined says it."""
+    if isinstance(message, pb.TaskFailed):
+        return message.round_num, message.message, message.trace
+    assert isinstance(message, pb.TaskAnswer)
+    return message.round_num, f"declined: {message.reason}", ""
 
 
 def _result(done: pb.TaskDone) -> TaskResult:

@@ -65,6 +65,38 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE clients DROP COLUMN last_seen", "ALTER TABLE rounds DROP COLUMN closed_at"),
     # What the clients of secure aggregation revealed: a commit that was begun can be finished.
     ("ALTER TABLE rounds ADD COLUMN secure_json TEXT NOT NULL DEFAULT ''",),
+    # One row per agent that ever had a session.
+    (
+        """CREATE TABLE agents (
+            name TEXT NOT NULL PRIMARY KEY,
+            device_type TEXT NOT NULL,
+            memory_bytes BIGINT NOT NULL,
+            agent_version TEXT NOT NULL,
+            protocol INTEGER NOT NULL,
+            labels_json TEXT NOT NULL,
+            operator_labels_json TEXT NOT NULL,
+            cordoned BOOLEAN NOT NULL,
+            certificate_end DOUBLE PRECISION NOT NULL,
+            last_seen DOUBLE PRECISION NOT NULL,
+            up_rate DOUBLE PRECISION NOT NULL,
+            down_rate DOUBLE PRECISION NOT NULL,
+            error_at DOUBLE PRECISION NOT NULL,
+            error_run TEXT NOT NULL,
+            error_round INTEGER NOT NULL,
+            error_message TEXT NOT NULL,
+            error_trace TEXT NOT NULL
+        )""",
+    ),
+    # Code that came with jobs. To SQLite any type is right.
+    (
+        """CREATE TABLE codes (
+            sha256 TEXT NOT NULL PRIMARY KEY,
+            content BYTEA NOT NULL,
+            stored_at DOUBLE PRECISION NOT NULL
+        )""",
+    ),
+    # Samples that a client tests models on and does not train on.
+    ("ALTER TABLE clients ADD COLUMN num_held_out BIGINT NOT NULL DEFAULT 0",),
 )
 
 

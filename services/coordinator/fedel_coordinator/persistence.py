@@ -197,14 +197,14 @@ def _client_row(run: str, member: Member, device: Device) -> ClientRow:
         can_evaluate=member.can_evaluate,
         profile_json=to_json(member.profile),
         has_left=member.has_left,
+        num_held_out=member.num_held_out,
     )
 
 
 def _member(row: ClientRow) -> Member:
     profile = from_json(TimingProfile, row.profile_json, f"timing profile of client '{row.client}'")
-    return Member(
-        row.client, row.num_samples, profile, row.device_type, row.can_evaluate, has_left=row.has_left
-    )
+    about = row.device_type, row.can_evaluate, row.num_held_out, row.has_left
+    return Member(row.client, row.num_samples, profile, *about)
 
 
 def _report_row(run: str, result: TaskResult) -> ReportRow:

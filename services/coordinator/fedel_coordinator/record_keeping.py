@@ -11,6 +11,7 @@ from fedel.roles.planner import RoundPlanner
 from fedel.telemetry import CoordinatorMetrics
 from fedel_coordinator.run_directory import RunDirectory
 from fedel_coordinator.store import RunRow, Store
+from fedel_coordinator.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,11 @@ class RecordKeeper:
         metrics: CoordinatorMetrics,
         directory: RunDirectory | None,
         show: Callable[[str], None],
+        traces: Traces | None = None,
     ) -> None:
         self.directory = directory
         self._row, self._planner, self._store, self._metrics = row, planner, store, metrics
-        self._show = show
+        self._show, self._traces = show, traces
 
     async def close(self, record: RoundRecord) -> None:
         """A round is closed."""
@@ -43,17 +45,27 @@ class RecordKeeper:
         except Exception as error:
             log.exception("round %d could not be counted in the metrics", record.round, extra=fields)
             trouble = f"round {record.round + 1} is not in the metrics: {type(error).__name__}: {error}"
+        await self._trace(record)
         trouble = await self.write(lambda directory: directory.append(record.to_json())) or trouble
         self._show(trouble or over_budget(record))
+
+    async def _trace(self, record: RoundRecord) -> None:
+        if self._traces is not None:
+            try:
+                await asyncio.to_thread(self._traces.round_closed, self._row.name, record)
+            except Exception:
+                log.exception("round %d has no trace", record.round, extra={"run": self._row.name})
 
     def _count(self, record: RoundRecord) -> None:
         name = self._row.name
         self._metrics.observe_round(name, record, self._planner.spec.num_bytes)
         if record.accuracy is not None and record.test_loss is not None:
             self._metrics.observe_evaluation(name, record.accuracy, record.test_loss)
+        if record.client_tests is not None:
+            self._metrics.observe_own_tests(name, record.client_tests)
 
     async def write_result(self) -> None:
-        await self.write(lambda directory: directory.finish(self._result()))
+        await self.write(lambda directory: directory.finish(self.result()))
 
     async def write(self, how: Callable[[RunDirectory], None]) -> str:
         """To the run's directory, if it has one; returns what went wrong. The store has everything anyway."""
@@ -66,7 +78,8 @@ class RecordKeeper:
             return f"cannot write to {self.directory.path} ({error}); the run goes on, the database has it all"
         return ""
 
-    def _result(self) -> RunResult:
+    def result(self) -> RunResult:
+        """What the run came to, from the store; blocks."""
         row = self._store.run(self._row.name) or self._row
         return run_result(
             name=row.name,

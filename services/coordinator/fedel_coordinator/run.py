@@ -7,27 +7,30 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from fedel import plugins
+from fedel import plugins, request_id
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
+from fedel.job_code import JobCode
 from fedel.records import RoundRecord
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.gate import clean
 from fedel.roles.planner import RoundPlanner
 from fedel.roles.run_state import FAILED, HELD, STOPPING, RunState, TaskResult
+from fedel.selectors import Selector
 from fedel.serialisation import from_json
-from fedel.v1 import coordinator_pb2 as pb
 from fedel.wire.retry import Backoff, retrying
 from fedel.wire.secure_codec import opened_to_pb
 from fedel_coordinator import messages, persistence
 from fedel_coordinator.activity import Activity
 from fedel_coordinator.change_signal import ChangeSignal, wait_for_event
 from fedel_coordinator.errors import RunEnded
+from fedel_coordinator.job_code import code_of
 from fedel_coordinator.record_keeping import RecordKeeper
+from fedel_coordinator.run_members import RunMembers
 from fedel_coordinator.run_services import RunServices
-from fedel_coordinator.sessions import Device, Session
-from fedel_coordinator.shards import OutageHandler, StoppedWaiting
+from fedel_coordinator.sessions import Device
+from fedel_coordinator.shards import OtherRound, OutageHandler, StoppedWaiting
 from fedel_coordinator.store import RunRow, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -37,22 +40,26 @@ HEAVY = (ev.Tick, ev.Committed)
 """Events that may plan a round or make a record: decided in a thread, because other runs must not wait."""
 
 
-class CoordinatorRun:
+class CoordinatorRun(RunMembers):
     """One run of this process. ``state`` changes only in ``_apply``, under the lock."""
 
-    def __init__(self, row: RunRow, services: RunServices, stored: persistence.LoadedRun) -> None:
-        self.row = row
+    def __init__(
+        self, row: RunRow, services: RunServices, stored: persistence.LoadedRun, code: JobCode | None = None
+    ) -> None:
+        """``code`` came with the job; this machine runs it only if it allows that."""
+        self.row, self._code = row, code
         self.name = row.name
         self.services = services
         self.config = RunConfig.parse(from_config(row), f"run '{row.name}'")
         self.spec = persistence.spec_from_json(row.spec_json)
-        with plugins.only(services.limits.code):
+        self.selector = Selector.parse(self.config.clients)
+        with plugins.only(services.limits.code, code):
             self.engine = RoundEngine(RoundPlanner(self.config, self.spec), relays=True)
         self.state: RunState = stored.state
         self.last_record: RoundRecord | None = stored.last_record
         self.activities = {client: Activity() for client in self.state.members}
         self.change = ChangeSignal()
-        self._notices = dict.fromkeys(("database", "aggregators", "engine", "records"), "")
+        self._notices = dict.fromkeys(("database", "aggregators", "queue", "engine", "records"), "")
         """What the run waits for at the moment, for people, by source; the first that is not empty is shown."""
         self.keeper = RecordKeeper(
             row,
@@ -60,7 +67,8 @@ class CoordinatorRun:
             services.store,
             services.metrics,
             services.directory(row.name),
-            lambda notice: self._show("records", notice),
+            lambda notice: self.show("records", notice),
+            services.traces,
         )
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
@@ -74,7 +82,8 @@ class CoordinatorRun:
     async def load(row: RunRow, services: RunServices) -> CoordinatorRun:
         """The run as the store knows it."""
         stored = await asyncio.to_thread(persistence.load, services.store, row)
-        return CoordinatorRun(row, services, stored)
+        code = await asyncio.to_thread(code_of, services.store, row.name, row.config_json)
+        return CoordinatorRun(row, services, stored, code)
 
     @property
     def notice(self) -> str:
@@ -157,7 +166,7 @@ class CoordinatorRun:
         def on_failure(error: Exception, failures: int) -> None:
             if failures == 1:
                 log.warning("%s; trying again", error, extra=self.log_fields)
-            self._show(
+            self.show(
                 "database", f"the database does not answer ({clean(str(error))}); trying again until it does"
             )
 
@@ -175,6 +184,8 @@ class CoordinatorRun:
 
     def _reason(self, error: Exception) -> str:
         """An error as the reason of a pause."""
+        if isinstance(error, OtherRound):
+            return str(error)
         told = str(error) if isinstance(error, FedelError) else f"{type(error).__name__}: {error}; see the log"
         return clean(f"round {self.state.handover.round_num + 1}: {told}")
 
@@ -191,7 +202,7 @@ class CoordinatorRun:
                     save = (self.services.store, self.name, effect, state, device, now)
                     await asyncio.to_thread(persistence.save, *save)
             self.state = state
-            self._show("database", "")
+            self.show("database", "")
             if before.open is None and state.open is not None:
                 for activity in self.activities.values():
                     activity.phase = "idle"
@@ -199,84 +210,20 @@ class CoordinatorRun:
                 await self._try_to_carry_out(effect)
         if state.phase == HELD != before.phase:
             log.error("run '%s' is paused: %s", self.name, state.message, extra=self.log_fields)
+        if state.phase != before.phase:
+            self.services.phase_changed(self.name)
         if state is not before:
             self.wake()
             self.change.notify()
 
-    async def control(self, action: str) -> None:
+    async def control(self, action: str, by: str = "", why: str = "") -> None:
         """Pause, resume or stop; stopping what has ended already is not an error."""
         if self.ended and not action.startswith("stop"):
             raise RunEnded(f"run '{self.name}' is {self.state.phase}: create a new run to continue training")
         try:
-            await self.apply(ev.Controlled(action))
+            await self.apply(ev.Controlled(action, by, why))
         except ServiceError as error:
             raise RunEnded(f"run '{self.name}': {error}") from None
-
-    async def receive(self, session: Session, message: messages.Message) -> None:
-        """A message of an agent about this run. What does not pass the gate is counted and logged."""
-        client, fields = session.client, self.log_fields | {"client": session.client}
-        if isinstance(message, pb.Join) and self.ended:
-            return session.push(messages.ended_message(self.name, self.state.phase))
-        if objection := self._objection(session, message):
-            is_join = isinstance(message, pb.Join)
-            self._refuse(client, messages.KINDS.get(type(message), "secure"), objection)
-            return session.push(messages.refusal_message(self.name, objection)) if is_join else None
-        if isinstance(message, pb.TaskProgress):
-            return self._progressed(client, message)
-        event = messages.event_of(client, session.device, message, self.spec)
-        assert event is not None
-        if isinstance(event, ev.Joined):
-            return await self._join(session, event)
-        if isinstance(event, ev.Failed):
-            self.services.metrics.tasks_failed.labels(self.name).inc()
-            log.warning("%s failed: %s", client, event.message, extra=fields)
-        await self.apply(event)
-        if isinstance(event, ev.Done):
-            self._show_done(client, event.result)
-        return None
-
-    def _objection(self, session: Session, message: messages.Message) -> str:
-        members, most = self.state.members, self.services.limits.max_clients
-        if isinstance(message, pb.Join) and session.client not in members and len(members) >= most:
-            return f"the run has {most} clients, and takes no more (max_clients of the coordinator)"
-        return messages.objection_to(session.client, session.device, message, self.spec)
-
-    def _refuse(self, client: str, kind: str, reason: str) -> None:
-        self.services.metrics.refused.labels(kind).inc()
-        log.warning("refused: %s", clean(reason), extra=self.log_fields | {"client": client, "kind": kind})
-        self.services.sessions.count_refusal(client)
-
-    def _progressed(self, client: str, progress: pb.TaskProgress) -> None:
-        open_round = self.state.open
-        if open_round is not None and progress.round_num == open_round.round_num and client in open_round.tasks:
-            self._activity(client).progressed(progress)
-            self.change.notify()
-
-    def _show_done(self, client: str, result: TaskResult) -> None:
-        open_round = self.state.open
-        if open_round is not None and open_round.results.get(client) is result:
-            self._activity(client).done(result, open_round.tasks.get(client), self.engine.planner.scope)
-            self.change.notify()
-
-    async def _join(self, session: Session, event: ev.Joined) -> None:
-        client, fields = session.client, self.log_fields | {"client": session.client}
-        self.devices[client] = session.device
-        session.joined.add(self.name)
-        try:
-            await self.apply(event)
-        except StoreUnavailable:
-            session.joined.discard(self.name)
-            raise
-        self._activity(client)
-        log.info("%s joined", client, extra=fields)
-
-    async def left(self, client: str) -> None:
-        log.info("%s left", client, extra=self.log_fields | {"client": client})
-        await self.apply(ev.Left(client))
-        self._activity(client).phase = "idle"
-
-    def _activity(self, client: str) -> Activity:
-        return self.activities.setdefault(client, Activity())
 
     # Effects
 
@@ -303,7 +250,7 @@ class CoordinatorRun:
                 push(client, self.name, messages.closed_message(self.name, effect))
             case ev.Ignore(client, reason, kind):
                 self._refuse(client, kind, reason)
-            case ev.Evaluate(client):
+            case ev.Evaluate(client) | ev.AskOwnTest(client):
                 push(client, self.name, messages.evaluation_message(self.name, effect))
             case ev.Open():
                 self._start(self._call(lambda: self._open(effect)), WAITS)
@@ -322,12 +269,13 @@ class CoordinatorRun:
                 self._wake_at = until
                 if why and self.state.open is not None and why != self._notices["engine"]:
                     log.warning("round %d: %s", self.state.open.round_num, why, extra=self.log_fields)
-                self._show("engine", why)
+                self.show("engine", why)
             case ev.Persist():
                 pass  # done before everything else
 
     async def _call(self, call: Callable[[], Awaitable[ev.Event | None]]) -> None:
         """A call to the aggregators, whose answer is an event. Calls leave in the order of their effects."""
+        request_id.ensure()
         try:
             async with self._calls:
                 event = await call()
@@ -343,7 +291,8 @@ class CoordinatorRun:
 
     async def _open(self, effect: ev.Open) -> None:
         what = effect.round_num, effect.participants
-        await self.services.shards.open(self.name, *what, self._outages(), effect.attempt)
+        for report in await self.services.shards.open(self.name, *what, self._outages(), effect.attempt):
+            self.post(ev.Done(report.client, TaskResult(report)))  # its update is in the model
 
     async def _seal(self, effect: ev.Seal) -> ev.Event:
         reports = await self.services.shards.seal(self.name, effect.round_num, self._outages())
@@ -362,11 +311,11 @@ class CoordinatorRun:
         def show(notice: str) -> None:
             if notice and notice != self._notices["aggregators"]:
                 log.warning("%s", notice, extra=self.log_fields)
-            self._show("aggregators", notice)
+            self.show("aggregators", notice)
 
         return OutageHandler(show, lambda: self.ended or self.state.phase == STOPPING)
 
-    def _show(self, source: str, notice: str) -> None:
+    def show(self, source: str, notice: str) -> None:
         if notice != self._notices[source]:
             self._notices[source] = notice
             self.change.notify()
@@ -380,6 +329,8 @@ class CoordinatorRun:
             self.services.sessions.push(client, self.name, messages.ended_message(self.name, phase))
         self._start(self._end_shards(), WAITS)
         await self.keeper.write_result()
+        if self._code is not None:
+            self._code.close()
 
     async def _end_shards(self) -> None:
         """A run that is over takes nothing; where this does not arrive, only the aggregator's disk pays."""

@@ -10,10 +10,12 @@ from typing import Protocol
 
 from fedel.plugins import Allowed
 from fedel.telemetry import CoordinatorMetrics
+from fedel_coordinator.fleet import Fleet
 from fedel_coordinator.run_directory import RunDirectory
 from fedel_coordinator.sessions import Sessions
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.store import Store
+from fedel_coordinator.traces import Traces
 
 
 def steady_clock() -> Callable[[], float]:
@@ -46,7 +48,11 @@ class RunServices:
     clock: Callable[[], float]
     """Unix seconds."""
     limits: RunLimits
+    fleet: Fleet
     runs_dir: Path | None = None
+    traces: Traces | None = None
+    phase_changed: Callable[[str], None] = lambda _: None
+    """Called with the name of a run."""
 
     def directory(self, run: str) -> RunDirectory | None:
         return RunDirectory(self.runs_dir / run) if self.runs_dir else None

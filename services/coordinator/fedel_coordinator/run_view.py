@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from fedel.job import RunConfig
 from fedel.records import ClientRecord, RoundRecord
-from fedel.roles.run_state import ENDED, HELD, OPEN, PAUSED, SEALED, STOPPING, OpenRound
+from fedel.roles.run_state import ENDED, HELD, OPEN, PAUSED, SEALED, STOPPING, WAITING, OpenRound
 from fedel.types import ModelSpec
 from fedel_coordinator import persistence
 from fedel_coordinator.activity import Activity
@@ -134,8 +134,8 @@ class ShownRun(Protocol):
         """By name."""
         ...
 
-    async def control(self, action: str) -> None:
-        """Pause, resume or stop."""
+    async def control(self, action: str, by: str = "", why: str = "") -> None:
+        """Pause, resume or stop; ``by`` says who wants it, where that is known."""
         ...
 
 
@@ -166,7 +166,7 @@ class LiveRun:
             config=from_config(run.row),
             config_json=run.row.config_json,
             phase=PAUSED if state.phase == HELD else state.phase,
-            message=_first(state.message if state.phase == HELD else "", run.notice, state.message),
+            message=_joined(state.message, "" if state.phase == HELD else _waits_for(run)),
             num_rounds=run.config.rounds.num_rounds,
             rounds_closed=state.handover.round_num,
             budget_seconds=budget,
@@ -255,7 +255,7 @@ class EndedRun:
         record = RoundRecord.from_json(last.record_json) if last and has_record else None
         return {row.client: _stored_client(row, record) for row in rows}
 
-    async def control(self, action: str) -> None:
+    async def control(self, action: str, by: str = "", why: str = "") -> None:  # noqa: ARG002
         if self.row.phase not in ENDED:
             raise RunEnded(f"run '{self.name}' cannot go on: {self.row.message}")
         if not action.startswith("stop"):
@@ -279,9 +279,22 @@ def _complete(config: dict[str, Any]) -> dict[str, Any]:
     return complete
 
 
-def _first(*texts: str) -> str:
-    """The first text that is not empty."""
-    return next((text for text in texts if text), "")
+def _waits_for(run: CoordinatorRun) -> str:
+    """What the run waits for; before its first round, with how many of the connected agents may join it."""
+    if not run.notice or run.state.phase != WAITING:
+        return run.notice
+    connected = run.services.sessions.clients
+    num_allowed = sum(map(run.allows, connected))
+    if not connected:
+        return f"{run.notice}; no agent is connected"
+    if num_allowed == len(connected):
+        return run.notice
+    chosen = f", clients = '{run.config.clients}'" if run.config.clients else ""
+    return f"{run.notice}; of {len(connected)} connected agents, {num_allowed} may take part{chosen}"
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(text for text in texts if text)
 
 
 def _stored_client(row: ClientRow, record: RoundRecord | None) -> ClientView:

@@ -9,16 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fedel_services.http import new_registry
+from fedel_services.job_code import CodeServicer
 from fedel_services.runtime import Server
 
 from fedel.files import write_atomic
 from fedel.telemetry import CoordinatorMetrics
 from fedel.v1 import coordinator_pb2
+from fedel.v1.code_pb2_grpc import add_CodeServiceServicer_to_server
 from fedel.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from fedel_coordinator.config import CoordinatorConfig
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.enrolment import serve_enrolment
 from fedel_coordinator.errors import STATUSES
+from fedel_coordinator.job_code import StoreShelf
 from fedel_coordinator.servicer import CoordinatorServicer
 from fedel_coordinator.shards import Shards
 from fedel_coordinator.sql import SqlStore
@@ -46,6 +49,7 @@ async def serve(
     options = [("grpc.max_receive_message_length", MAX_MESSAGE)]
     server = Server([SERVICE], config.tls, registry, STATUSES, options)
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), server.grpc)
+    add_CodeServiceServicer_to_server(CodeServicer(StoreShelf(kept), server), server.grpc)
     try:
         await coordinator.start()
         async with serve_enrolment(config.enrolment, config.tls, server):

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
+from fedel_services.guard import caller
 from grpc import aio
 
 from fedel.errors import ConfigError
+from fedel.roles.gate import clean
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from fedel.wire.codec import spec_from_pb
 from fedel.wire.watch import MAX_LETTERS, in_parts
 from fedel_coordinator import messages
+from fedel_coordinator.agent_calls import control_agent, list_agents
 from fedel_coordinator.agent_sessions import AgentSessions
 from fedel_coordinator.change_signal import wait_for_event
 from fedel_coordinator.coordinator import Coordinator
-from fedel_coordinator.errors import AggregatorAway, NoSuchRun, Stopping
+from fedel_coordinator.dry_run import plan_run
+from fedel_coordinator.errors import AggregatorAway, NoSuchRun, RunActive, Stopping
 from fedel_coordinator.run_view import ShownRun
 from fedel_coordinator.status import client_status, run_status
 
@@ -29,6 +34,8 @@ REST_SECONDS = 0.1
 BATCH_BYTES = 1024 * 1024
 """Of one page of runs."""
 BATCH_ROUNDS = 200
+MAX_AGENTS = 100
+"""Names of connected agents in a list of runs."""
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):
@@ -53,8 +60,21 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         action = messages.ACTIONS.get(request.action)
         if action is None:
             raise ConfigError("no action: choose pause, resume, stop or stop now")
-        await run.control(action)
+        known = caller()
+        by = str(known.facts.identity) if known else ""
+        await run.control(action, by, clean(request.why, messages.MAX_WHY))
         return pb.ControlRunResponse(status=self._status(run))
+
+    async def DeleteRuns(self, request: pb.DeleteRunsRequest, context: Any) -> pb.DeleteRunsResponse:  # noqa: ARG002
+        older = request.older_than_seconds if request.HasField("older_than_seconds") else None
+        found = await self._coordinator.housekeeper.delete(request.runs, older, request.dry_run)
+        return pb.DeleteRunsResponse(runs=[pb.DeletedRun(**asdict(each)) for each in found])
+
+    async def GetResult(self, request: pb.GetResultRequest, context: Any) -> pb.GetResultResponse:  # noqa: ARG002
+        run = await self._find(request.run)
+        if not run.ended:
+            raise RunActive(f"run '{run.name}' is not over: its result comes with its end")
+        return pb.GetResultResponse(result_json=await self._coordinator.result(run.name))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:  # noqa: ARG002
         runs = (await self._coordinator.shown_runs())[max(0, request.offset) :]
@@ -65,10 +85,16 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             if page and size > BATCH_BYTES:
                 break
             page.append(status)
-        return pb.ListRunsResponse(runs=page, more=len(page) < len(runs))
+        agents = sorted(self._coordinator.sessions.clients)
+        return pb.ListRunsResponse(
+            runs=page, more=len(page) < len(runs), num_agents=len(agents), agents=agents[:MAX_AGENTS]
+        )
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Any) -> AsyncIterator[pb.WatchRunResponse]:  # noqa: ARG002
-        run, sent = await self._find(request.run), 0
+        run = await self._find(request.run)
+        sent = request.first_round
+        if sent < 0:
+            sent = max(0, run.view().rounds_closed + sent)
         while True:
             change = run.change.next()
             ended = run.ended
@@ -108,8 +134,18 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     ) -> pb.ListAggregatorsResponse:
         return pb.ListAggregatorsResponse(addresses=self._coordinator.config.reachable)
 
+    async def ListAgents(self, request: pb.ListAgentsRequest, context: Any) -> pb.ListAgentsResponse:  # noqa: ARG002
+        return list_agents(self._coordinator, request)
+
+    async def ControlAgent(self, request: pb.ControlAgentRequest, context: Any) -> pb.ControlAgentResponse:  # noqa: ARG002
+        return await control_agent(self._coordinator, request)
+
+    async def PlanRun(self, request: pb.PlanRunRequest, context: Any) -> pb.PlanRunResponse:  # noqa: ARG002
+        spec = spec_from_pb(request.spec)
+        return pb.PlanRunResponse(plan_json=await plan_run(self._coordinator, request, spec))
+
     async def _find(self, name: str) -> ShownRun:
-        """The run; without a name the newest."""
+        """The run; without a name the newest that is not over, or else the newest."""
         run = await self._coordinator.find(name)
         if run is None:
             raise NoSuchRun(f"no run '{name}' here; `fedel runs` lists them" if name else "there is no run yet")

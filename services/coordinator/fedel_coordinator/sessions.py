@@ -42,6 +42,7 @@ class Session:
         self.joined: set[str] = set()
         """Runs for which the agent is ready."""
         self.superseded = False
+        self.said_goodbye = False
         self.error: SessionAbused | None = None
         """Why the session is ended at once, whatever still waits."""
         self.broken = asyncio.Event()
@@ -118,6 +119,20 @@ class Sessions:
     def num_sessions(self) -> int:
         return len(self._sessions)
 
+    @property
+    def clients(self) -> list[str]:
+        """Those with an open session."""
+        return list(self._sessions)
+
+    def is_open(self, client: str) -> bool:
+        """Whether the client has a session."""
+        return client in self._sessions
+
+    def joined(self, client: str) -> frozenset[str]:
+        """The runs for which the client is ready."""
+        session = self._sessions.get(client)
+        return frozenset(session.joined) if session else frozenset()
+
     def open(self, client: str, device: Device) -> Session:
         """A new session. An older one of the same client is ended, because its agent is most likely gone."""
         older = self._sessions.get(client)
@@ -174,9 +189,10 @@ class Sessions:
         if self.ready(client, run):
             self._sessions[client].push(message)
 
-    def push_all(self, message: pb.SessionResponse) -> None:
-        for session in self._sessions.values():
-            session.push(message)
+    def push_to(self, client: str, message: pb.SessionResponse) -> None:
+        """Send to a client, ready for a run or not."""
+        if self.is_open(client):
+            self._sessions[client].push(message)
 
     def count_refusal(self, client: str) -> None:
         """A message of the client did not pass the gate."""

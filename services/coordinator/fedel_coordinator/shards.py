@@ -13,6 +13,7 @@ import grpc
 from grpc import aio
 
 from fedel.errors import ServiceError
+from fedel.roles.aggregator import HERE
 from fedel.roles.events import Committed
 from fedel.roles.gate import DIVERGED, clean
 from fedel.security.tls import Tls
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-LONGEST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 2.0
 """Between two tries: a run must go on soon after its aggregator is back."""
 
 
@@ -43,6 +44,10 @@ END_TRIES = 5
 
 class StoppedWaiting(Exception):
     """The run was stopped while an aggregator could not be reached."""
+
+
+class OtherRound(ServiceError):
+    """An aggregator is at a round at which it cannot be: it or the database was lost, or restored alone."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Shards:
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None = None) -> None:
         self.addresses = tuple(addresses)
-        self._dialer = Dialer(tls)
+        self._dialer = Dialer(tls, near=True)
         for address in addresses:
             self._dialer.tls.check(address)
 
@@ -90,14 +95,16 @@ class Shards:
         participants: Sequence[Participant],
         outages: OutageHandler,
         attempt: int = 0,
-    ) -> None:
+    ) -> list[Report]:
+        """Reports of a round that has made its model although the database does not know; else none."""
         request = pb.OpenRoundRequest(
             run=run,
             round_num=round_num,
             participants=map(participant_to_pb, participants),
             attempt=attempt,
         )
-        await self._all(lambda i: self._stub(i).OpenRound(request), outages)
+        answers = await self._all(lambda i: self._stub(i).OpenRound(request), outages)
+        return await self.seal(run, round_num, outages) if all(each.made for each in answers) else []
 
     async def seal(self, run: str, round_num: int, outages: OutageHandler) -> list[Report]:
         """Reports of the clients whose update every shard has, by client."""
@@ -141,6 +148,17 @@ class Shards:
 
     async def end(self, run: str) -> None:
         """Tell the aggregators that the run is over, so that they take nothing of it any more."""
+        request = pb.EndRunRequest(run=run)
+        await self._all(lambda i: self._stub(i).EndRun(request), self._few_tries())
+
+    async def delete(self, run: str, dry_run: bool) -> int:
+        """Delete everything of a run, or only look; how many bytes it is at all aggregators together."""
+        request = pb.DeleteRunRequest(run=run, dry_run=dry_run)
+        answers = await self._all(lambda i: self._stub(i).DeleteRun(request), self._few_tries())
+        return sum(answer.num_bytes for answer in answers)
+
+    def _few_tries(self) -> OutageHandler:
+        """For what can wait for another day."""
         failures = 0
 
         def give_up() -> bool:
@@ -148,8 +166,7 @@ class Shards:
             failures += 1
             return failures > END_TRIES * len(self.addresses)
 
-        request = pb.EndRunRequest(run=run)
-        await self._all(lambda i: self._stub(i).EndRun(request), OutageHandler(lambda _: None, give_up))
+        return OutageHandler(lambda _: None, give_up)
 
     async def _all(self, call: Callable[[int], Awaitable[T]], outages: OutageHandler) -> list[T]:
         """Every shard's answer. Every call may be repeated: the aggregator gives the same answer again."""
@@ -167,6 +184,8 @@ class Shards:
         try:
             answer = await retrying(lambda: call(shard), retried=passes, on_failure=on_failure, backoff=backoff)
         except aio.AioRpcError as error:
+            if reason_of(error) == "other_round":
+                raise OtherRound(clean(describe(error).replace(HERE, f"aggregator {address}", 1))) from error
             raise ServiceError(refusal(address, error)) from error
         if backoff.failures:
             outages.show("")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -18,21 +18,25 @@ from fedel.errors import ServiceError
 from fedel.roles.run_state import CLOSED, COMMITTED, SEALED
 from fedel_coordinator.migrations import migrate
 from fedel_coordinator.store import (
+    AgentRow,
     ClientRow,
+    CodeRow,
     ReportRow,
     RoundRow,
     RunRow,
     StoreUnavailable,
 )
 
-Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow)
+Row = TypeVar("Row", RunRow, ClientRow, RoundRow, ReportRow, AgentRow, CodeRow)
 LOCKED_SECONDS = 30
 """How long to wait for another process that writes to the same SQLite file."""
 
 DAMAGED = ("malformed", "not a database")
 """What SQLite says about a file that it cannot read."""
 
-_TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean}
+LARGE = ("spec_json", "state_json")
+"""Columns of a run that a list of runs does without."""
+_TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean, "bytes": sa.LargeBinary}
 metadata = sa.MetaData()
 
 
@@ -49,6 +53,8 @@ runs = _table("runs", RunRow, "name")
 clients = _table("clients", ClientRow, "run", "client")
 rounds = _table("rounds", RoundRow, "run", "round_num")
 reports = _table("reports", ReportRow, "run", "round_num", "client")
+codes = _table("codes", CodeRow, "sha256")
+agents = _table("agents", AgentRow, "name")
 
 
 class SqlStore:
@@ -56,7 +62,7 @@ class SqlStore:
 
     def __init__(self, url: str) -> None:
         try:
-            self._engine = _engine(url)
+            self._engine = new_engine(url)
         except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
             raise ServiceError(
                 f"database_url: {error}; write sqlite:///file or postgresql+psycopg://user@host/name"
@@ -79,8 +85,14 @@ class SqlStore:
     def run(self, name: str) -> RunRow | None:
         return self._first(RunRow, sa.select(runs).where(runs.c.name == name))
 
-    def runs(self) -> list[RunRow]:
-        return self._all(RunRow, sa.select(runs).order_by(runs.c.created_at.desc(), runs.c.name.desc()))
+    def runs(self, brief: bool = False) -> list[RunRow]:
+        columns = [sa.literal("{}").label(c.name) if brief and c.name in LARGE else c for c in runs.c]
+        query = sa.select(*columns).order_by(runs.c.created_at.desc(), runs.c.name.desc())
+        return self._all(RunRow, query)
+
+    def delete_run(self, run: str) -> None:
+        parts = [sa.delete(table).where(table.c.run == run) for table in (reports, rounds, clients)]
+        self._execute(*parts, sa.delete(runs).where(runs.c.name == run))
 
     def set_phase(self, run: str, phase: str, message: str = "", ended_at: float | None = None) -> None:
         change = sa.update(runs).where(runs.c.name == run)
@@ -149,10 +161,37 @@ class SqlStore:
         key = (reports.c.run == run, reports.c.round_num == round_num)
         return self._sorted(ReportRow, sa.select(reports).where(*key))
 
+    def put_code(self, row: CodeRow) -> None:
+        self._put(codes, row)
+
+    def code(self, sha256: str) -> CodeRow | None:
+        return self._first(CodeRow, sa.select(codes).where(codes.c.sha256 == sha256))
+
+    def drop_codes(self, keep: Collection[str], before: float) -> None:
+        with self._writing() as connection:
+            old = (
+                connection.execute(sa.select(codes.c.sha256).where(codes.c.stored_at < before)).scalars().all()
+            )
+            for sha256 in set(old) - set(keep):
+                connection.execute(sa.delete(codes).where(codes.c.sha256 == sha256))
+
+    def put_agents(self, rows: Sequence[AgentRow]) -> None:
+        statement = self._insert(agents)
+        changed = {column.name: statement.excluded[column.name] for column in agents.columns}
+        statement = statement.on_conflict_do_update(index_elements=[agents.c.name], set_=changed)
+        with self._writing() as connection:
+            connection.execute(statement, [asdict(row) for row in rows])
+
+    def delete_agents(self, names: Sequence[str]) -> None:
+        self._execute(sa.delete(agents).where(agents.c.name.in_(names)))
+
+    def agents(self) -> list[AgentRow]:
+        return self._all(AgentRow, sa.select(agents))
+
     def close(self) -> None:
         self._engine.dispose()
 
-    def _put(self, table: sa.Table, row: ClientRow | RoundRow | ReportRow) -> None:
+    def _put(self, table: sa.Table, row: ClientRow | RoundRow | ReportRow | CodeRow) -> None:
         values = asdict(row)
         statement = self._insert(table).values(values)
         self._execute(
@@ -215,7 +254,7 @@ def _round(run: str, round_num: int) -> sa.Update:
     return sa.update(rounds).where(rounds.c.run == run, rounds.c.round_num == round_num)
 
 
-def _engine(url: str) -> sa.Engine:
+def new_engine(url: str) -> sa.Engine:
     parsed = sa.make_url(url)
     if parsed.get_backend_name() == "postgresql":
         return sa.create_engine(parsed, pool_pre_ping=True)

@@ -5,6 +5,7 @@ Every method is one transaction and blocks: the service calls them in threads.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +45,7 @@ class ClientRow:
     can_evaluate: bool
     profile_json: str
     has_left: bool = False
+    num_held_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,45 @@ class ReportRow:
     bytes_down: int
 
 
+@dataclass(frozen=True)
+class AgentRow:
+    """What is known of an agent, whether it is here or not."""
+
+    name: str
+    device_type: str = ""
+    memory_bytes: int = 0
+    agent_version: str = ""
+    protocol: int = 0
+    labels_json: str = "{}"
+    """The device's own."""
+    operator_labels_json: str = "{}"
+    """Of two labels with one key, the operator's counts."""
+    cordoned: bool = False
+    certificate_end: float = 0.0
+    """0: it has none."""
+    last_seen: float = 0.0
+    """Not exact to the minute while the agent is connected."""
+    up_rate: float = 0.0
+    """Measured bytes per second; 0: not yet."""
+    down_rate: float = 0.0
+    error_at: float = 0.0
+    """0: it had none."""
+    error_run: str = ""
+    error_round: int = -1
+    error_message: str = ""
+    error_trace: str = ""
+
+
+@dataclass(frozen=True)
+class CodeRow:
+    """Code that came with a job."""
+
+    sha256: str
+    content: bytes
+    """Of a ``StoredCode``."""
+    stored_at: float
+
+
 class Store(Protocol):
     """The port. Every method may raise ``StoreUnavailable``, which means: try again."""
 
@@ -82,8 +123,12 @@ class Store(Protocol):
 
     def run(self, name: str) -> RunRow | None: ...
 
-    def runs(self) -> list[RunRow]:
-        """Newest first."""
+    def runs(self, brief: bool = False) -> list[RunRow]:
+        """Newest first; in brief without their models and states, which are large."""
+        ...
+
+    def delete_run(self, run: str) -> None:
+        """The run and everything about it; nothing if it is not there."""
         ...
 
     def set_phase(self, run: str, phase: str, message: str = "", ended_at: float | None = None) -> None: ...
@@ -141,5 +186,23 @@ class Store(Protocol):
     def reports(self, run: str, round_num: int) -> list[ReportRow]:
         """By client."""
         ...
+
+    def put_code(self, row: CodeRow) -> None:
+        """Insert or replace."""
+        ...
+
+    def code(self, sha256: str) -> CodeRow | None: ...
+
+    def drop_codes(self, keep: Collection[str], before: float) -> None:
+        """Delete code that was stored before this time, but for these hashes."""
+        ...
+
+    def put_agents(self, rows: Sequence[AgentRow]) -> None:
+        """Insert or replace, all in one transaction."""
+        ...
+
+    def delete_agents(self, names: Sequence[str]) -> None: ...
+
+    def agents(self) -> list[AgentRow]: ...
 
     def close(self) -> None: ...

@@ -6,17 +6,25 @@ import base64
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
+from fedel import bundle
+from fedel.bundle import Bundle
+from fedel.errors import FedelError
 from fedel.security import certificates as x
+from fedel.security import signed_code
 from fedel.security.authority import Authority
 from fedel.security.folder import load
 from fedel.security.identity import Identity
 from fedel.security.tokens import Token
-from tests.fuzz.mutate import STRINGS, json_case, mutate_bytes
-from tests.fuzz.target import Mutator, Read, Target, scratch
+from fedel.v1.code_pb2 import StoredCode
+from fedel.wire import code as wire_code
+from tests.fuzz.mutate import STRINGS, json_case, message_case, mutate_bytes
+from tests.fuzz.target import Mutator, Read, Target, parsed, scratch
 
 
 @cache
@@ -98,7 +106,38 @@ def _uri_case(rng: Random, valid: bytes, others: Sequence[bytes]) -> bytes:
     return mutate_bytes(rng, valid, others) if rng.random() < 0.7 else odd
 
 
+def _signed_code() -> bytes:
+    text = Bundle({"own.py": "def net():\n    pass\n"}).text
+    own = load(_authority().folder.parent / "server")
+    facts = replace(own.facts, identity=Identity("operator", "ada"))
+    return wire_code.stored(text, signed_code.sign(replace(own, facts=facts), text)).SerializeToString()
+
+
+def _read_code(data: bytes) -> object:
+    """Every check of a server or device, also of what an earlier one refuses."""
+    stored = parsed(StoredCode, data)
+    assert isinstance(stored, StoredCode)
+    ca, header, proof = x.to_pem(_authority().ca), stored.header, wire_code.proof_of(stored.header)
+    for check in (
+        lambda: bundle.read(stored.text),
+        lambda: signed_code.check(ca, header.sha256, stored.text, proof, ()),
+        lambda: signed_code.signer(ca, proof, (), x.utc_now()),
+    ):
+        with suppress(FedelError):
+            check()
+    incoming = wire_code.Incoming(header)
+    incoming.add(stored.text)
+    return incoming.whole()
+
+
 CERTIFICATES = (
+    Target("signed_code", lambda: [_signed_code()], message_case(StoredCode), lambda _: _read_code),
+    Target(
+        "bundle",
+        lambda: [Bundle({"own.py": "x = 1", "nets/small.py": "é"}).text],
+        json_case,
+        lambda _: bundle.read,
+    ),
     _pem("certificate", lambda: _file("server/cert.pem"), _facts),
     _pem("private_key", lambda: _file("server/key.pem"), lambda data: x.key_from_pem(data, "the key")),
     _pem("signing_request", lambda: x.new_request(x.new_key()), lambda data: x.key_of_request(data, "it")),

@@ -350,7 +350,7 @@ async def test_repeated_seal_and_commit(tmp_path):
         sealed.append(await seal(stub, 0))
         committed.append(await stub.CommitRound(commit))
         later = pb.CommitRoundRequest(run="run", round_num=2)
-        assert ("FAILED_PRECONDITION", "early") == await refusal(stub.CommitRound(later))
+        assert ("FAILED_PRECONDITION", "other_round") == await refusal(stub.CommitRound(later))
     assert [report_to_pb(make_update(c).report) for c in "ab"] == sealed[0]
     assert [sealed[0]] * 4 == sealed
     assert [committed[0]] * 3 == committed

@@ -19,6 +19,7 @@ from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.codec import memory_from_pb, profile_to_pb, report_to_pb, task_from_pb
 from fedel.wire.payload import pack
+from fedel.wire.protocol import PROTOCOL
 from fedel.wire.retry import retrying
 from fedel.wire.streams import fetch_model, push_update
 from tests.strategies.fakes import FakeTrainer, spec
@@ -76,12 +77,17 @@ class ScriptedAgent:
         trainer: FakeTrainer,
         script: Mapping[int, str] | None = None,
         accuracies: Mapping[int, float] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self.federation, self.name, self.trainer = federation, name, trainer
         self.script = dict(script or {})
         self.accuracies = accuracies
         self.digest = SPEC.digest
+        self.hello = pb.Hello(
+            client=name, device=pb.DeviceFacts(device_type="fake"), protocol=PROTOCOL, labels=labels or {}
+        )
         self.mute_evaluations = False
+        self.mute_offers = False
         self.hold = asyncio.Event()
         self.hold.set()
         self.uploaded = asyncio.Event()
@@ -121,7 +127,7 @@ class ScriptedAgent:
         async with self.federation.connect(self.federation.address, "agent", self.name) as channel:
             self._call = CoordinatorServiceStub(channel).Session()
             try:
-                await self.send(hello=pb.Hello(client=self.name, device=pb.DeviceFacts(device_type="fake")))
+                await self.send(hello=self.hello)
                 async for message in self._call:
                     self._follow(message)
                     self.heard.add(message)
@@ -137,6 +143,8 @@ class ScriptedAgent:
             task.add_done_callback(self._work.discard)
 
     async def _join(self, offer: pb.RunOffer) -> None:
+        if self.mute_offers:
+            return
         self._runs[offer.run] = offer
         await self.send(
             join=pb.Join(

@@ -132,7 +132,7 @@ async def test_a_stopped_run_ends_after_the_open_round(tmp_path: Path) -> None:
         await agents[0].until("task", round_num=0)
         status = await federation.control(pb.RUN_ACTION_STOP)
         assert pb.RUN_PHASE_RUNNING == status.phase
-        assert status.message.startswith("stops after the open round")
+        assert status.message.startswith("stopped; it ends after the open round")
         agents[0].hold.set()
         assert 1 == len(await federation.finished())
         assert pb.RUN_PHASE_STOPPED == (await agents[0].until("ended")).phase
@@ -147,7 +147,7 @@ async def test_a_run_without_clients_can_be_stopped(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
         await federation.create(run_config())
         status = await federation.status(lambda s: bool(s.message))
-        assert "waits for 3 more clients" == status.message
+        assert "waits for 3 more clients; no agent is connected" == status.message
         await federation.control(pb.RUN_ACTION_STOP)
         assert [] == await federation.finished()
 

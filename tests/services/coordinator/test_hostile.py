@@ -17,6 +17,7 @@ from grpc import aio
 from fedel.v1 import coordinator_pb2 as pb
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import connect
+from fedel.wire.protocol import PROTOCOL
 from tests.services.coordinator.support import (
     RUN,
     STEP_SECONDS,
@@ -188,7 +189,7 @@ async def test_a_session_that_says_nothing_ends(tmp_path: Path) -> None:
 async def test_an_agent_that_does_not_read_is_let_go(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation, connect(federation.address) as channel:
         call = CoordinatorServiceStub(channel).Session()
-        await call.write(pb.SessionRequest(hello=pb.Hello(client="lazy")))
+        await call.write(pb.SessionRequest(hello=pb.Hello(client="lazy", protocol=PROTOCOL)))
         await call.read()
         session = federation.coordinator.sessions._sessions["lazy"]
         big = pb.SessionResponse(refused=pb.JoinRefused(reason="x" * 100_000))
@@ -278,7 +279,7 @@ async def test_an_honest_run_is_not_disturbed(tmp_path: Path) -> None:
 async def test_a_session_that_falls_silent_is_ended(tmp_path: Path) -> None:
     async with Federation(tmp_path, heartbeat_seconds=0.01, silent_heartbeats=1) as federation:
         call = federation.stub.Session()
-        await call.write(pb.SessionRequest(hello=pb.Hello(client="client-0")))
+        await call.write(pb.SessionRequest(hello=pb.Hello(client="client-0", protocol=PROTOCOL)))
         assert (await call.read()).HasField("welcome")
         with pytest.raises(aio.AioRpcError) as caught:
             await asyncio.wait_for(call.read(), STEP_SECONDS)

@@ -104,7 +104,7 @@ async def test_sigterm_ends_sessions_and_followers_at_once_and_leaves_the_run(tm
         assert [] == agent.kinds("ended")
         await federation.start_coordinator()
         status = await federation.status(lambda s: len(s.clients) == 1)
-        assert "waits for 3 more clients" == status.message
+        assert "waits for 3 more clients; no agent is connected" == status.message
 
 
 def test_a_wrong_setting_is_named_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,12 +133,22 @@ def test_settings_come_from_file_command_line_and_environment(
     assert "sqlite:///from-the-environment.db" == settings.database_url
 
 
+def test_one_address_can_stand_for_all_shards() -> None:
+    settings = read_config(
+        None, ["shards=2", 'aggregators=["a-{shard}:1"]', 'public_aggregators=["b-{shard}.lan:1"]']
+    )
+    assert (("a-0:1", "a-1:1"), ("b-0.lan:1", "b-1.lan:1")) == (settings.aggregators, settings.reachable)
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
         ("aggregators=[]", "name at least one address"),
         ('public_aggregators=["a:1", "b:1"]', "public_aggregators has 2 addresses, aggregators 1"),
         ("heartbeat_seconds=0", "heartbeat_seconds is above 0"),
+        ("shards=3", "shards is 3, but aggregators has 1 addresses and none with {shard}"),
+        ('aggregators=["a-{shard}:1"]', "stands for all aggregators, and shards says how many"),
+        ("shards=-1", "shards is 0 to 1000"),
     ],
 )
 def test_impossible_settings_are_refused(

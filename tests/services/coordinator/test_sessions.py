@@ -16,6 +16,7 @@ from grpc import aio
 
 from fedel.types import TimingProfile
 from fedel.v1 import coordinator_pb2 as pb
+from fedel.wire.protocol import PROTOCOL
 from tests.services.coordinator.support import (
     RUN,
     SPEC,
@@ -118,7 +119,7 @@ async def test_sessions_that_replace_each_other_leave_no_traceback(
     async def talk(federation: Federation) -> None:
         call = federation.stub.Session()
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(pb.SessionRequest(hello=pb.Hello(client="one")))
+            await call.write(pb.SessionRequest(hello=pb.Hello(client="one", protocol=PROTOCOL)))
             for _ in range(20):
                 await call.write(pb.SessionRequest(heartbeat=pb.Heartbeat()))
         call.cancel()
@@ -213,7 +214,9 @@ async def test_a_client_that_left_may_come_back(tmp_path: Path) -> None:
         await federation.status(lambda s: len(s.clients) == 1)
         await agent.leave()
         federation.agent("client-1")
-        await federation.status(lambda s: s.message == "waits for 1 more client" and len(s.clients) == 2)
+        await federation.status(
+            lambda s: s.message.startswith("waits for 1 more client; ") and len(s.clients) == 2
+        )
         agent.start()
         assert 2 == (await federation.finished())[0].num_updates
 
@@ -253,7 +256,7 @@ async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_pa
         await federation.status(lambda s: len(s.clients) == 1)
         now[0] += 10
         await federation.control(pb.RUN_ACTION_RESUME)
-        await federation.status(lambda s: s.message == "waits for 1 more client")
+        await federation.status(lambda s: s.message.startswith("waits for 1 more client; "))
         await agent.send(heartbeat=pb.Heartbeat())
         assert 1 == (await federation.finished())[0].num_updates
 

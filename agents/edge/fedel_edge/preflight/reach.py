@@ -19,8 +19,9 @@ from fedel.security.folder import Credentials
 from fedel.security.tls import host_of
 from fedel.v1 import coordinator_pb2
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from fedel.wire.channel import with_secret
+from fedel.wire.channel import with_metadata
 from fedel.wire.clock import HEADER, Skew, skew
+from fedel.wire.retry import describe, mistake
 from fedel_edge.preflight.findings import ENROL, Finding, bad, good, skipped
 
 TIMEOUT_SECONDS = 10.0
@@ -113,7 +114,7 @@ def _distrusted(error: ssl.SSLCertVerificationError) -> str:
 @asynccontextmanager
 async def _channel(address: str, own: Credentials | None, secret: str) -> AsyncIterator[aio.Channel]:
     if own is None:
-        channel = with_secret(aio.insecure_channel(address), secret)
+        channel = with_metadata(aio.insecure_channel(address), secret)
     else:
         channel = aio.secure_channel(address, grpc.ssl_channel_credentials(own.ca, own.key, own.cert))
     async with channel:
@@ -149,9 +150,11 @@ async def _aggregators(channel: aio.Channel) -> Sequence[str]:
 
 
 def _refused(check: str, address: str, error: aio.AioRpcError) -> Finding:
-    code, details = error.code(), error.details() or ""
+    code, details = error.code(), describe(error)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return bad(check, f"{address} refuses this device: {details}", ENROL)
+    if mistake(error):
+        return bad(check, f"{address} is not the {check}: {details}", "correct the address or its port")
     if code is grpc.StatusCode.UNAVAILABLE:
         remedy = "is this device's certificate of the same federation, and does a gRPC server use this port?"
         return bad(check, f"{address} closes the connection: {details}", remedy)

@@ -1,4 +1,4 @@
-"""The coordinator's JSON: runs, rounds, a stream of changes, and three actions that need the token."""
+"""The coordinator's JSON: runs, rounds, agents, a stream of changes, and actions that need the token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from fedel_services.http import FOLLOWERS
 from fedel_services.visitors import Problem, visitor
 
 from fedel.errors import ServiceError
-from fedel.serialisation import to_json
+from fedel.roles.gate import clean
+from fedel.selectors import Selector
+from fedel.serialisation import parse_json, to_json
+from fedel_coordinator.messages import MAX_WHY
 from fedel_coordinator.web import views
 from fedel_coordinator.web.events import Events
 from fedel_coordinator.web.follow import Follower
@@ -20,6 +23,10 @@ from fedel_coordinator.web.rounds import MAX_ROUNDS
 
 MAX_FOLLOWERS, MAX_OF_VISITOR = 100, 20
 """Watching must not slow down training; and one address cannot keep others from it."""
+BY = "somebody at the live page"
+"""The page knows a token and no names."""
+MAX_AGENTS = 1000
+"""In one answer."""
 COMPRESS_BYTES = 16 * 1024
 """Longer answers are compressed, if the client accepts that."""
 
@@ -36,6 +43,8 @@ class Api:
         app.router.add_get("/api/runs/{run}/rounds", self.rounds)
         app.router.add_get("/api/runs/{run}/events", self.follow)
         app.router.add_post("/api/runs/{run}/{action:pause|resume|stop|stop_now}", self.control)
+        app.router.add_get("/api/agents", self.agents)
+        app.router.add_get("/api/agents/{agent}", self.agent)
         app.router.add_post(LOGIN, self._login.answer)
 
     async def runs(self, _request: web.Request) -> web.Response:
@@ -60,6 +69,18 @@ class Api:
         else:
             found = await self._reader.rounds.brief(run, since, limit)
         return _json({"rounds": found, "next": found[-1]["round"] + 1 if found else since})
+
+    async def agents(self, request: web.Request) -> web.Response:
+        limit = min(MAX_AGENTS, max(1, _number(request, "limit", MAX_AGENTS)))
+        try:
+            selector = Selector.parse(request.query.get("selector", ""))
+        except ValueError as error:
+            raise Problem(400, f"selector: {error}") from None
+        found, more = self._reader.agents(selector, request.query.get("after", ""), limit)
+        return _json({"agents": found, "next": found[-1].name if more else None, "now": self._reader.now()})
+
+    async def agent(self, request: web.Request) -> web.Response:
+        return _json(self._reader.agent(request.match_info["agent"]))
 
     async def follow(self, request: web.Request) -> web.StreamResponse:
         run = await self._reader.find(request.match_info["run"])
@@ -87,11 +108,25 @@ class Api:
     async def control(self, request: web.Request) -> web.Response:
         self._login.check_control(request)
         run, action = await self._reader.find(request.match_info["run"]), request.match_info["action"]
+        why = await _why(request)
         try:
-            await run.control(action)
+            await run.control(action, BY, why)
         except ServiceError as error:
             raise Problem(409, str(error)) from None
         return _json(self._reader.head(run))
+
+
+async def _why(request: web.Request) -> str:
+    """What a person says about a pause or a stop: the field of a JSON object, if there is one."""
+    text = await request.text()
+    try:
+        told = parse_json(text) if text else {}
+    except ValueError:
+        told = None
+    why = told.get("why", "") if isinstance(told, dict) else None
+    if not isinstance(why, str):
+        raise Problem(400, 'the body is not {"why": "TEXT"}: send that, or no body')
+    return clean(why, MAX_WHY)
 
 
 def _number(request: web.Request, key: str, default: int, preferred: str = "") -> int:

@@ -31,21 +31,23 @@ class Rounds:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: dict[str, list[views.Json]] = {}
+        self._kept: dict[tuple[str, float], list[views.Json]] = {}
         self._reading = asyncio.Lock()
 
     async def brief(self, run: ShownRun, since: int, limit: int = MAX_ROUNDS) -> list[views.Json]:
         """Without clients."""
-        closed = run.view().rounds_closed
+        view = run.view()
+        # A name may be used again after its run was deleted.
+        key, closed = (run.name, view.created_at), view.rounds_closed
         async with self._reading:
-            kept = self._kept.setdefault(run.name, [])
+            kept = self._kept.setdefault(key, [])
             while len(kept) < closed:
                 texts = await asyncio.to_thread(self._store.records, run.name, len(kept), BATCH)
                 if not texts:
                     break
                 kept += await asyncio.to_thread(_briefs, texts, run.spec)
             if len(self._kept) > MAX_RUNS:
-                del self._kept[next(name for name in self._kept if name != run.name)]
+                del self._kept[next(other for other in self._kept if other != key)]
         return kept[since : since + limit]
 
     async def of_client(

@@ -74,6 +74,8 @@ def client(view: ClientView) -> Json:
 def brief(record: RoundRecord, tensors: Sequence[str]) -> Json:
     """A closed round without its clients."""
     short = {key: value for key, value in msgspec.to_builtins(record).items() if key not in _LONG}
+    if record.client_tests is not None:
+        short["client_tests"] = {k: v for k, v in short["client_tests"].items() if k != "clients"}
     deviations = record.deviations()
     short["deviation"] = (
         {"min": min(deviations), "median": statistics.median(deviations), "max": max(deviations)}

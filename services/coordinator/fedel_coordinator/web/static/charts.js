@@ -37,6 +37,7 @@ const extent = (values, floor) => [Math.min(floor, ...values), Math.max(floor + 
 /** Lines of points [x, y] above zero; `x` is the range of the x axis, if the points do not define it. */
 export function lines(chart, { series, xName, yName, whole, x }) {
   const points = series.flatMap((s) => s.points);
+  if (!points.length) return nothing(chart, "no round yet");
   const [px, py] = axes(chart, {
     x: x ?? extent(points.map((p) => p[0]), 0), y: extent(points.map((p) => p[1]), 0), xName, yName, whole,
   });
@@ -50,6 +51,14 @@ export function lines(chart, { series, xName, yName, whole, x }) {
   chart.setAttribute("aria-label", describe(series, yName));
 }
 
+/** A chart without data. */
+function nothing(chart, why) {
+  const width = chart.clientWidth || 300, height = chart.clientHeight || 100;
+  chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  chart.setAttribute("aria-label", why);
+  chart.replaceChildren(svg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, why));
+}
+
 function describe(series, unit) {
   return series
     .filter((s) => s.points.length)
@@ -59,6 +68,7 @@ function describe(series, unit) {
 
 /** A client's window [end, front] in each round: one column per round, block 1 at the bottom. */
 export function windows(chart, history, numBlocks) {
+  if (!history.length) return nothing(chart, "no round yet");
   const rounds = history.map((h) => h.round);
   const [first, last] = rounds.length ? [rounds[0], rounds.at(-1)] : [0, 0];
   const [px, py] = axes(chart, { x: [first - 0.5, last + 0.5], y: [0, numBlocks], xName: "round", yName: "block", whole: true });
@@ -75,6 +85,7 @@ const PHASES = ["download", "probe", "train", "wait", "upload"];
 
 /** A client's seconds in each round, one phase on top of the other; T_th as a dashed line. */
 export function phases(chart, history) {
+  if (!history.length) return nothing(chart, "no round yet");
   const spent = history.map((h) => (Object.keys(h.phases).length ? h.phases : { train: h.train_seconds }));
   const [first, last] = history.length ? [history[0].round, history.at(-1).round] : [0, 0];
   const total = (of) => Object.values(of).reduce((a, b) => a + b, 0);

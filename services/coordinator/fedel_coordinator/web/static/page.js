@@ -1,6 +1,8 @@
 // The live page: follows one run with server-sent events and draws what changed.
 
+import { Agents } from "./agents.js";
 import { lines, phases, tensorMap, windows } from "./charts.js";
+import { drawRuns, isOver, mostInteresting } from "./runs.js";
 import { Table, against } from "./table.js";
 import { $, blocks, bytes, el, percent, say, seconds, signed, unitOf, windowBar } from "./text.js";
 
@@ -9,6 +11,7 @@ const state = { runs: [], run: "", client: "", head: null, setting: null, rounds
 let source = null, drawing = 0;
 
 const clock = () => Date.now() / 1000 + state.offset;
+const agents = new Agents(get);
 const table = new Table((client) => go({ client }));
 table.clock = clock;
 
@@ -34,18 +37,11 @@ async function loadRuns() {
   const answer = await get("/api/runs");
   Object.assign(state, { runs: answer.runs, canControl: answer.can_control, offset: answer.now - Date.now() / 1000 });
   $("empty").hidden = state.runs.length > 0;
-  $("runs").replaceChildren(...state.runs.slice(0, 50).map(runButton));
-  const wanted = place().run || state.runs[0]?.run;
+  agents.showWithout(state.runs);
+  if (!state.runs.length) linked("live", "live");
+  drawRuns(state.runs, state.run, clock());
+  const wanted = place().run || state.run || mostInteresting(state.runs);
   if (wanted && wanted !== state.run) await openRun(wanted);
-}
-
-function runButton(run) {
-  const best = run.best_accuracy === null ? "" : `, best ${percent(run.best_accuracy)}`;
-  const button = el("button", { type: "button" }, run.run,
-    el("small", {}, `${run.strategy}, ${run.phase}, ${run.rounds_closed} of ${run.num_rounds} rounds${best}`));
-  if (run.run === state.run) button.setAttribute("aria-current", "true");
-  button.addEventListener("click", () => { location.hash = new URLSearchParams({ run: run.run }); });
-  return el("li", {}, button);
 }
 
 async function openRun(name) {
@@ -63,7 +59,7 @@ async function openRun(name) {
   table.put(found.clients);
   $("log").replaceChildren();
   $("main").hidden = false;
-  $("runs").replaceChildren(...state.runs.slice(0, 50).map(runButton));
+  drawRuns(state.runs, state.run, clock());
   follow(name);
   await openClient(place().client ?? "");
 }
@@ -101,7 +97,9 @@ function draw() {
   drawClient();
 }
 
-const figure = (name, value, note = "") => [el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, note) : null)];
+const figure = (name, value, note = "", title = "") =>
+  [el("dt", title ? { title } : {}, name), el("dd", {}, value, note ? el("small", {}, note) : null)];
+const T_TH = "Time budget of one training step, the same for every device: as much as the fastest needs for the whole model. A slow device trains the part of the model that fits into it.";
 
 function pairs(list, figures) {
   list.replaceChildren(...figures.map(([dt, dd]) => el("div", {}, dt, dd)));
@@ -118,20 +116,26 @@ function drawHead() {
   for (const item of $("steps").children)
     item.dataset.step === step ? item.setAttribute("aria-current", "step") : item.removeAttribute("aria-current");
   pairs($("figures"), figures());
-  $("control").hidden = !state.canControl || ["finished", "stopped", "failed"].includes(head.phase);
+  $("fetch").hidden = !isOver(head);
+  say($("fetch-command"), `fedel runs fetch ${head.run} --coordinator HOST:PORT`);
+  $("verbs").hidden = !state.canControl || isOver(head);
+  const paused = head.phase === "paused";
+  for (const [verb, hidden] of [["pause", paused], ["resume", !paused]]) document.querySelector(`#verbs [value=${verb}]`).hidden = hidden;
 }
 
 function figures() {
   const { head, rounds, setting } = state, open = head.open_round, last = rounds.at(-1);
-  const tested = rounds.findLast((r) => r.accuracy !== null), rows = [...table.rows.values()];
+  const tested = rounds.findLast((r) => r.accuracy !== null), own = rounds.findLast((r) => r.client_tests)?.client_tests.overall;
+  const rows = [...table.rows.values()];
   const full = last ? setting.model_bytes * Math.max(1, last.num_updates) : 0;
   return [
     figure("Round", open ? `${open.round + 1}` : "–", `${rounds.length} of ${head.num_rounds} closed`),
     figure("This round", open ? seconds(Math.max(0, clock() - open.opened_at)) : "–", open ? `deadline ${seconds(open.deadline_seconds)}` : "no open round"),
     figure("Updates", open ? `${open.num_done} of ${open.num_tasks}` : last ? `${last.num_updates} of ${last.num_tasks}` : "–",
       open?.num_lost ? `${open.num_lost} lost` : open ? "this round" : "last round"),
-    figure("T_th", seconds(head.budget_seconds || last?.budget_seconds), "time budget per step, all clients"),
+    figure("T_th", seconds(head.budget_seconds || last?.budget_seconds || null), "time budget per step, all clients", T_TH),
     figure("Accuracy", tested ? percent(tested.accuracy) : "–", head.best_accuracy === null ? "not tested yet" : `best ${percent(head.best_accuracy)}`),
+    ...(own ? [figure("On clients' own data", percent(own.mean_accuracy), `worst ${percent(own.worst_accuracy)} (${own.worst_client}), ${own.num_clients} clients`)] : []),
     figure("Clients", `${rows.filter((r) => r.connected).length} of ${rows.length}`, "connected"),
     figure("Last round", last ? seconds(last.latency_seconds) : "–", last?.deviation ? `slowest client ${signed(last.deviation.max)} against T_th` : ""),
     figure("Sent by clients", last ? bytes(last.bytes_up) : "–", full ? `${percent(1 - last.bytes_up / full, 0)} less than the whole model` : ""),
@@ -240,7 +244,8 @@ async function control(event) {
   event.preventDefault();
   const verb = event.submitter.value;
   if (verb.startsWith("stop") && !confirm(`Stop ${state.run}? It cannot be resumed.`)) return;
-  const response = await fetch(url(state.run, verb), bearer("token"));
+  const body = JSON.stringify({ why: $("why").value });
+  const response = await fetch(url(state.run, verb), { ...bearer("token"), body });
   const answer = await response.json();
   $("answer").textContent = response.ok ? `${event.submitter.textContent}: accepted` : answer.error;
 }
@@ -254,6 +259,8 @@ window.addEventListener("resize", () => state.head && later());
 window.addEventListener("keydown", (event) => { if (event.key === "Escape" && state.client) go({ client: "" }); });
 $("close").addEventListener("click", () => go({ client: "" }));
 $("verbs").addEventListener("submit", control);
+for (const [id, kind] of [["all-runs", "toggle"], ["find-run", "input"]])
+  $(id).addEventListener(kind, () => drawRuns(state.runs, state.run, clock()));
 $("login").addEventListener("submit", login);
 setInterval(() => { if (state.head && !document.hidden) { drawHead(); table.tick(); } }, 1000);
 setInterval(() => { if (!document.hidden) loadRuns().catch((error) => linked("lost", error.message)); }, 5000);
