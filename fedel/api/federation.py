@@ -138,10 +138,11 @@ def run(
                 tls, attended = Tls.of_user(str(certs)), console.is_terminal
                 words = coordinator, name, parsed, directory, console, tls
                 sent = signed(bundle, parsed, tls) if bundle else None
+                following = one_run(
+                    *words, attended=attended, on_round=on_round, on_created=created.set, code=sent
+                )
                 with plugins.only(None, sent_code):
-                    status = finished(
-                        one_run(*words, attended=attended, code=sent, on_round=on_round, on_created=created.set)
-                    )
+                    status = finished(following)
             else:
                 own, packages = _folders(made), user_code.packages(parsed)
                 with Federation(directory / "federation", out, fleet, own, packages) as federation:
