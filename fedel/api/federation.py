@@ -330,7 +330,7 @@ async def one_run(
     """Create the run if it is not there, follow it to its end, and download its model.
 
     A run that paused by itself goes on when a person mends the cause: it is followed if one is ``attended``.
-    In a federation of its ``own``, whoever continues it has mended the cause.
+    In a federation of its ``own``, a person who continues it has mended the cause.
     """
     from fedel.training.initial import origin_of  # torch takes seconds to import
 

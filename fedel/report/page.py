@@ -63,7 +63,7 @@ EXITS: PagePicture = (
     "exits",
     "Accuracy and time of the exits",
     exit_plots.accuracy_by_exit,
-    "Each dot is the model up to one exit, with the number of its block; `fedel exits` measured them.",
+    "Each dot is the model up to one exit, with the number of its block. Measured by fedel exits.",
 )
 """Only of runs whose exits were measured."""
 

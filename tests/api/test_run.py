@@ -65,7 +65,7 @@ def test_a_federation_from_a_notebook(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On new processes, with what the first ones left on disk: no round is made twice."""
     monkeypatch.chdir(tmp_path)
-    job = {**JOB, "rounds": {"num_rounds": 4, "min_clients": 1}, "budget": {"pace": "plan"}}
+    job = {**JOB, "rounds": {"num_rounds": 4, "min_clients": 1, "keep_every": 2}, "budget": {"pace": "plan"}}
     words: dict[str, Any] = {"model": tiny.model, "data": tiny.data, "strategy": FedAvg()}
 
     def impatient(record: RoundRecord) -> None:
@@ -87,6 +87,10 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert before == result.rounds[: len(before)]
     whole = fedel.run(job, name="whole", progress=False, **words)
     assert same_bits(*(load_file(each.path / "model.safetensors") for each in (result, whole)))
+    assert ["model-2.safetensors", "model-4.safetensors"] == sorted(
+        file.name for file in result.path.glob("model-*.safetensors")
+    )
+    assert not result.model(round="2").training
     assert result == fedel.run(job, name="night", resume=True, **words)
 
 
