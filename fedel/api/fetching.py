@@ -12,9 +12,9 @@ from fedel_coordinator.run_directory import RunDirectory
 from rich.console import Console
 
 from fedel import config
+from fedel.data.model_input import FILE as INPUT_FILE
 from fedel.cli.screen import Screen
 from fedel.cli.submit import follow, look, result_of, save_model
-from fedel.data.model_input import FILE as INPUT_FILE
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
 from fedel.job import RunConfig
@@ -69,7 +69,8 @@ async def bring(
     for number, version in ((record.round + 1, record.version) for record in closed):
         if every and version % every == 0:
             file = directory / f"model-{number}.safetensors"
-            await _once(file, lambda file, version=version: save_model(address, name, file, tls, version))
+            if not file.exists():
+                await save_model(address, name, file, tls, version)
     if not (directory / "rounds.jsonl").exists():
         write_atomic(directory / "rounds.jsonl", "".join(f"{record}\n" for record in records))
     if not files.finished:
