@@ -21,11 +21,11 @@ from fedel.api.code import packed, signed
 from fedel.api.jobs import Job, JobTable, Overrides
 from fedel.api.progress import Progress, Stopped, console_of, heard, say
 from fedel.api.results import Result
-from fedel.cli import user_code
-from fedel.cli.local import Federation, LocalFleet
-from fedel.cli.screen import PHASES, Screen, more_than_there_are
-from fedel.cli.submit import CodeToSend, control, create, follow, list_runs
 from fedel.data.model_input import ModelInput
+from fedel.desk import user_code
+from fedel.desk.local import Federation, LocalFleet
+from fedel.desk.screen import PHASES, Screen, more_than_there_are
+from fedel.desk.submit import CodeToSend, control, create, follow, list_runs
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
 from fedel.job import RunConfig

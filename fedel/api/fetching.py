@@ -13,8 +13,8 @@ from rich.console import Console
 
 from fedel import config
 from fedel.data.model_input import FILE as INPUT_FILE
-from fedel.cli.screen import Screen
-from fedel.cli.submit import follow, look, result_of, save_model
+from fedel.desk.screen import Screen
+from fedel.desk.submit import follow, look, result_of, save_model
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
 from fedel.job import RunConfig

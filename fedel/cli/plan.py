@@ -11,7 +11,7 @@ from typing import Any
 from fedel.cli.agent_rows import aligned, amount
 from fedel.cli.certs import add_certs
 from fedel.cli.run_actions import ADDRESS
-from fedel.cli.submit import plan_run
+from fedel.desk.submit import plan_run
 from fedel.errors import ConfigError
 from fedel.roles.gate import clean
 from fedel.security.tls import Tls

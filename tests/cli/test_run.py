@@ -12,9 +12,9 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from fedel.api import federation as run
-from fedel.cli.local import Federation, LocalFleet
-from fedel.cli.submit import control, create
 from fedel.data.model_input import ModelInput
+from fedel.desk.local import Federation, LocalFleet
+from fedel.desk.submit import control, create
 from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
 from fedel.report import runs

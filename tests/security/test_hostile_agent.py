@@ -31,7 +31,7 @@ from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 from safetensors.numpy import load_file
 
-from fedel.cli.submit import create, follow, list_runs, save_model
+from fedel.desk.submit import create, follow, list_runs, save_model
 from fedel.job import RunConfig
 from fedel.plugins import Allowed
 from fedel.records import RoundRecord

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from fedel import config
-from fedel.cli import child
+from fedel.desk import child
 from fedel.errors import ServiceError
 from fedel.job import RunConfig
 from fedel.security import secret
