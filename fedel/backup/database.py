@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from fedel_coordinator.migrations import STEPS, migrate
-from fedel_coordinator.sql import new_engine
+from fedel_coordinator.sql import metadata, new_engine
 from sqlalchemy import exc
 
 from fedel.backup.manifest import RunRounds
@@ -163,9 +163,17 @@ def _renew(target: sa.Connection) -> None:
 
 
 def _tables(connection: sa.Connection) -> list[sa.Table]:
-    """All tables but that of the schema, those that others refer to first."""
+    """All tables but that of the schema, those that others refer to first.
+
+    The types are the coordinator's own where it knows the column: SQLite does not tell all of them.
+    """
     found = sa.MetaData()
     found.reflect(connection)
+    columns = [column for table in metadata.sorted_tables for column in table.columns]
+    types = {(column.table.name, column.name): column.type for column in columns}
+    for table in found.sorted_tables:
+        for column in table.columns:
+            column.type = types.get((table.name, column.name), column.type)
     return [table for table in found.sorted_tables if table.name != SCHEMA]
 
 

@@ -17,8 +17,8 @@ Stamp = tuple[int, int, int]
 MAX_TRIES = 20
 UPDATE = ".update"
 """How the journal names an update that counts: the only files that come while a round is open."""
-SKIPPED = frozenset(("lock", "spare"))
-"""In the folder itself: what stays with the process that uses it."""
+SKIPPED = frozenset(("lock", "spare", "deleted"))
+"""In the folder itself: what stays with the process that uses it, or goes."""
 UNFINISHED = (TEMPORARY, ".part", ".bad")
 """Ends of the names of files that nobody needs: a client sends what did not arrive again from its beginning."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedel import plugins
 from fedel.cli.agent_rows import aligned, amount
 from fedel.cli.certs import add_certs
 from fedel.cli.run_actions import ADDRESS
@@ -40,6 +42,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--coordinator", default=ADDRESS, metavar="HOST:PORT", help=f"default: {ADDRESS}")
     add_certs(parser)
     parser.add_argument(
+        "--code", action="append", default=[], metavar="PATH", help="your own code, as for `fedel run`"
+    )
+    parser.add_argument(
         "--wait",
         type=float,
         default=WAIT_SECONDS,
@@ -51,17 +56,20 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def main(arguments: argparse.Namespace) -> int:
+    from fedel.api.code import packed, signed
     from fedel.api.federation import first_model  # with torch, which takes seconds to import
     from fedel.api.jobs import read
     from fedel.job import RunConfig
+    from fedel.job_code import JobCode
 
     made = read(arguments.job, overrides=arguments.set)
     made.table.pop("fleet", None)
-    job = RunConfig.parse(made.table, made.where)
-    with made.objects.known():
+    bundle, tls = packed(made, arguments.code), Tls.of_user(arguments.certs)
+    job = replace(RunConfig.parse(made.table, made.where), bundle=bundle.sha256 if bundle else "")
+    with made.objects.known(), plugins.only(None, JobCode(bundle, "", "desk") if bundle else None):
         _, spec, _ = first_model(job)
-    tls = Tls.of_user(arguments.certs)
-    text = asyncio.run(plan_run(arguments.coordinator, job, spec, arguments.wait, tls))
+    code = signed(bundle, job, tls) if bundle else None
+    text = asyncio.run(plan_run(arguments.coordinator, job, spec, arguments.wait, tls, code))
     if arguments.json:
         print(text)
         return 0

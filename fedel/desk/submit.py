@@ -188,10 +188,17 @@ async def control_agent(
 
 
 async def plan_run(
-    address: str, job: RunConfig, spec: ModelSpec, wait_seconds: float, tls: Tls | None = None
+    address: str,
+    job: RunConfig,
+    spec: ModelSpec,
+    wait_seconds: float,
+    tls: Tls | None = None,
+    code: CodeToSend | None = None,
 ) -> str:
     """What the first rounds of a job would be on the agents that are connected, as JSON."""
     async with connect(address, tls) as channel:
+        if code is not None:
+            await _answer_of(address, push(CodeServiceStub(channel), code.stored), tls)
         request = pb.PlanRunRequest(
             config_json=json.dumps(job.table_to_send()), spec=spec_to_pb(spec), wait_seconds=wait_seconds
         )

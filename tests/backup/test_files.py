@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from fedel_aggregator.config import AggregatorConfig
 from fedel_coordinator.config import CoordinatorConfig, EnrolmentConfig
-from fedel_coordinator.migrations import STEPS
+from fedel_coordinator.migrations import STEPS, migrate
 from fedel_coordinator.sql import SqlStore
-from fedel_coordinator.store import ClientRow, ReportRow, RoundRow, RunRow, Store
+from fedel_coordinator.store import ClientRow, CodeRow, ReportRow, RoundRow, RunRow, Store
 
 from fedel import config
 from fedel.backup import manifest
@@ -36,6 +36,8 @@ CLIENT = ClientRow("night-1", "jetson-1", "orin", 2**40, "0.1", 2**33, True, "{}
 ROUND = RoundRow("night-1", 3, OPEN, '{"tasks": []}', 11.0)
 REPORT = ReportRow("night-1", 3, "jetson-1", "{}", '{"train": 1.5}', "{}", 2**35, 5)
 
+CODE = CodeRow("0" * 64, b"\x00\xff a zip", 12.5)
+
 
 def places(folder: Path, database_url: str = "") -> Places:
     coordinator = CoordinatorConfig(
@@ -52,6 +54,7 @@ def fill(store: Store) -> None:
     store.put_client(CLIENT)
     store.put_round(ROUND)
     store.put_report(REPORT)
+    store.put_code(CODE)
 
 
 def write_run(data: Path, name: str, newest: int) -> None:
@@ -141,6 +144,7 @@ def check_rows(there: Places) -> None:
     assert [CLIENT] == store.clients("night-1")
     assert ROUND == store.round("night-1", 3)
     assert [REPORT] == store.reports("night-1", 3)
+    assert CODE == store.code(CODE.sha256)
     store.close()
 
 
@@ -156,6 +160,7 @@ def test_a_database_may_move_from_sqlite_to_postgresql_and_back(
     assert back.coordinator is not None
     store = SqlStore(back.coordinator.database_url)
     assert [CLIENT] == store.clients("night-1")
+    assert CODE == store.code(CODE.sha256)
     store.close()
 
 
@@ -219,14 +224,23 @@ def test_a_newer_schema_is_refused(backup: Path, tmp_path: Path) -> None:
 
 def test_the_database_of_an_older_version_comes_back_with_the_new_schema(here: Places, tmp_path: Path) -> None:
     assert here.coordinator is not None
-    database = sqlite3.connect(here.coordinator.database_url.removeprefix("sqlite:///"))
-    database.executescript("ALTER TABLE rounds DROP COLUMN secure_json; UPDATE schema_version SET version = 2")
-    database.close()
+    Path(here.coordinator.database_url.removeprefix("sqlite:///")).unlink()
+    engine = sa.create_engine(here.coordinator.database_url)
+    with engine.begin() as connection:
+        migrate(connection, STEPS[:2])
+        for name, row in (("runs", RUNS[0]), ("clients", CLIENT), ("rounds", ROUND)):
+            there = {column["name"] for column in sa.inspect(connection).get_columns(name)}
+            values = {key: value for key, value in asdict(row).items() if key in there}
+            connection.execute(sa.insert(sa.table(name, *map(sa.column, values))).values(values))
+    engine.dispose()
     make(tmp_path / "backup", here)
     assert 2 == manifest.read(tmp_path / "backup").schema
-    there = places(tmp_path / "there")
-    restore(tmp_path / "backup", there)
-    check_rows(there)
+    new = places(tmp_path / "there")
+    restore(tmp_path / "backup", new)
+    assert new.coordinator is not None
+    store = SqlStore(new.coordinator.database_url)
+    assert ([CLIENT], ROUND) == (store.clients("night-1"), store.round("night-1", 3))
+    store.close()
 
 
 def test_a_backup_that_fails_leaves_nothing(here: Places, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fedel.job import RunConfig
 from fedel.report import runs as run_directories
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.support import until
-from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config
+from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config, trainers
 
 CONFIG = run_config(num_rounds=2, min_clients=1, evaluate_every=0)
 
@@ -55,23 +55,16 @@ async def test_status_without_a_run_names_the_agents(tmp_path: Path, capsys: Any
 @asynchronous
 async def test_status_in_a_pipe_shows_every_client_and_the_newest_round(tmp_path: Path, capsys: Any) -> None:
     async with desk_of(tmp_path, capsys) as (federation, fedel):
-        names = [f"jetson-orin-nano-in-the-north-hall-{n:02}" for n in range(25)]
-        trainer = next(iter(federation_trainers().values()))
-        for name in names:
+        names = [f"jetson-orin-nano-in-the-north-hall-{n:02}" for n in range(3)]
+        for name, trainer in zip(names, trainers().values(), strict=False):
             federation.agent(name, trainer)
-        await federation.create(run_config(num_rounds=4, min_clients=25, evaluate_every=0))
+        await federation.create(run_config(num_rounds=4, min_clients=3, evaluate_every=0))
         await federation.finished()
         lines = (await fedel("status")).splitlines()
         assert f"{RUN}  fedel  round 4 of 4  finished" in lines[0]
         assert names == [line.split()[0] for line in lines if line.startswith("jetson")]
         assert max(map(len, lines[:-2])) <= 80
         assert lines[-2].startswith("round   4/4") or lines[-1].startswith("round   4/4")
-
-
-def federation_trainers() -> dict[str, Any]:
-    from tests.services.coordinator.support import trainers
-
-    return trainers()
 
 
 @asynchronous

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import event, given, settings
@@ -61,6 +62,8 @@ def moves() -> st.SearchStrategy[tuple[str, Move]]:
         applied("is cut off", ev.Disconnected),
         applied("is lost", ev.Lost),
         applied("is found", ev.Found),
+        applied("is withheld", partial(ev.Withheld, withheld=True)),
+        applied("is given back", partial(ev.Withheld, withheld=False)),
         st.tuples(CLIENT, ROUND).map(
             lambda cr: (f"declines {cr}", lambda world: world.apply(ev.Declined(*cr, "no")))
         ),

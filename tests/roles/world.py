@@ -210,6 +210,8 @@ class World:
                 self.apply(ev.Joined(member_of(client)))
             elif member.silent:
                 self.apply(ev.Found(client))
+            if member is not None and member.withheld:
+                self.apply(ev.Withheld(client, False))
         for client in CLIENTS:
             self.finish_task(client)
         self.tick()

@@ -18,7 +18,7 @@ from grpc import aio
 
 from fedel.api.code import signed
 from fedel.bundle import MAX_BYTES, Bundle
-from fedel.desk.submit import CodeToSend, create, follow
+from fedel.desk.submit import CodeToSend, create, follow, plan_run
 from fedel.errors import CertificateError, ServiceError
 from fedel.job import RunConfig
 from fedel.plugins import Allowed
@@ -194,6 +194,21 @@ async def test_a_device_that_does_not_allow_it_says_so_and_stays_out(
         assert words in caplog.text
         assert [1, 0, 0] == [agent.counts["done"] for agent in found]
         assert {("client-0", 1)} == set(SEEN)
+
+
+@asynchronous
+async def test_a_plan_of_a_job_with_code(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    operator = pki.tls("operator", "ada")
+    async with servers(tmp_path, pki) as made, agents(made, tmp_path, ADA, Allowed()) as found:
+        await until(lambda: made.coordinator.sessions.num_sessions == 2, "the sessions")
+        job = job_with(own(), clients=1)
+        code = signed(own(), job, operator)
+        text = await plan_run(made.coordinator_address, job, spec_of(scale_of(job)), 30.0, operator, code)
+        plan = json.loads(text)
+        assert ["client-0"] == [client["client"] for client in plan["forecast"]["clients"]]
+        assert 'put [code] bundles = ["operator:ada"]' in plan["left_out"][0]["why"]
+        await until(lambda: not found[0]._codes, "the code to go with the plan")
 
 
 async def put(made: Servers, tls: Tls, code: code_pb2.StoredCode) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
 from fedel import plugins
 from fedel.errors import ConfigError, FedelError
+from fedel.job_code import JobCode
 from fedel.roles.forecast import Forecast, forecast
 from fedel.roles.gate import clean
 from fedel.roles.planner import RoundPlanner
@@ -20,6 +22,7 @@ from fedel_coordinator import messages
 from fedel_coordinator.change_signal import wait_for_event
 from fedel_coordinator.coordinator import Coordinator, checked
 from fedel_coordinator.errors import NotNow
+from fedel_coordinator.job_code import code_of
 from fedel_coordinator.sessions import Session
 
 MAX_WAIT_SECONDS, MAX_DRY_RUNS = 3600.0, 4
@@ -76,7 +79,15 @@ async def plan_run(coordinator: Coordinator, request: pb.PlanRunRequest, spec: M
     if len(coordinator.dry_runs) >= MAX_DRY_RUNS:
         raise NotNow(f"{MAX_DRY_RUNS} plans are being made already: try again when one of them is there")
     name = f"plan-{secrets.token_hex(4)}"
-    with plugins.only(coordinator.config.code):
+    code = await asyncio.to_thread(code_of, coordinator.store, name, request.config_json)
+    with closing(code) if code else nullcontext():
+        return await _plan(coordinator, request, spec, name, code)
+
+
+async def _plan(
+    coordinator: Coordinator, request: pb.PlanRunRequest, spec: ModelSpec, name: str, code: JobCode | None
+) -> str:
+    with plugins.only(coordinator.config.code, code):
         config = checked(name, request.config_json, spec)
         planner = RoundPlanner(config, spec)
     selector, here = Selector.parse(config.clients), coordinator.sessions.clients
