@@ -19,6 +19,11 @@ GOOD_IS_LOW = (("green", None), ("yellow", 0.1), ("red", 0.2))
 DEVIATION = (("blue", None), ("green", -0.5), ("yellow", 0.1), ("red", 0.2))
 """The same, with blue for clients that leave half of their budget unused."""
 PLAIN = (("blue", None),)
+COUNTS = (
+    "prefix:",
+    *(f"suffix: {what}" for what in ("rounds", "uploads", "agents", "tensors", "blocks", "series")),
+)
+"""Units of whole numbers: an axis has no half of them."""
 
 
 def query(expr: str, legend: str = "", instant: bool = False, buckets: bool = False) -> Json:
@@ -98,8 +103,10 @@ def lines(
 ) -> Json:
     """Values over time, drawn as steps, because they stay the same from one round to the next. ``steps`` are
     lines to compare with."""
+    # The largest first: a table shows three or four rows before it has to be scrolled.
+    table = {"displayMode": "table", "calcs": ["lastNotNull"], "sortBy": "Last *", "sortDesc": True}
     options = {
-        "legend": {"showLegend": True, "displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull"]},
+        "legend": {"showLegend": True, "placement": "bottom", **table},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
     custom: Json = {
@@ -118,13 +125,22 @@ def lines(
     panel = _panel("timeseries", title, unit, about, queries, options, size)
     thresholds = None if steps is None else _thresholds(steps)
     colour = {"mode": "palette-classic"}
-    return _with(panel, custom=custom, color=colour, min=low, max=high, thresholds=thresholds)
+    decimals = 0 if unit.startswith(COUNTS) else None
+    return _with(
+        panel, custom=custom, color=colour, min=low, max=high, thresholds=thresholds, decimals=decimals
+    )
 
 
 def band(title: str, unit: str, about: str, lower: Json, upper: Json, repeat: str, low: float) -> Json:
     """The area between two lines, filled; one panel for each value of a variable."""
     panel = lines(title, unit, about, lower, upper, low=low, size=(8, 6))
     panel["fieldConfig"]["defaults"]["custom"]["fillOpacity"] = 0
+    panel["options"]["legend"] = {
+        "showLegend": True,
+        "displayMode": "list",
+        "placement": "bottom",
+        "calcs": [],
+    }
     panel["fieldConfig"]["overrides"] = [
         {
             "matcher": {"id": "byFrameRefID", "options": "B"},

@@ -38,7 +38,7 @@ def board() -> Json:
                 'fedel_budget_seconds{run="$run"}',
             ),
             stat(
-                "Worst client against T_th",
+                "Worst client",
                 "percentunit",
                 "Largest time that counts, divided by T_th, minus one, in each client's last round.",
                 'max(fedel_client_budget_deviation_ratio{run="$run"})',

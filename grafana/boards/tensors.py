@@ -56,8 +56,8 @@ def board() -> Json:
             bars(
                 "Longest untrained",
                 "suffix: rounds",
-                "Rounds since any client trained the tensor; the 20 largest.",
-                query('topk(20, fedel_tensor_untrained_rounds{run="$run"})', "{{tensor}}"),
+                "Rounds since any client trained the tensor; the 12 largest.",
+                query('topk(12, fedel_tensor_untrained_rounds{run="$run"})', "{{tensor}}"),
                 steps=(("green", None), ("yellow", 5), ("red", 20)),
                 low=0,
             ),

@@ -54,16 +54,16 @@ def board() -> Json:
             bars(
                 "Most sent",
                 "bytes",
-                "The 20 clients that sent the most.",
-                query('topk(20, fedel_client_upload_bytes_total{run="$run", client=~"$client"})', "{{client}}"),
+                "The 12 clients that sent the most.",
+                query('topk(12, fedel_client_upload_bytes_total{run="$run", client=~"$client"})', "{{client}}"),
                 low=0,
             ),
             bars(
                 "Most received",
                 "bytes",
-                "The 20 clients that received the most.",
+                "The 12 clients that received the most.",
                 query(
-                    'topk(20, fedel_client_download_bytes_total{run="$run", client=~"$client"})', "{{client}}"
+                    'topk(12, fedel_client_download_bytes_total{run="$run", client=~"$client"})', "{{client}}"
                 ),
                 low=0,
             ),

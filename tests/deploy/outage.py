@@ -62,4 +62,5 @@ async def main(address: str, seconds: float) -> None:
     await dialer.close()
 
 
-asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[2])))

@@ -35,6 +35,7 @@ EXTRAS = {
     "privacy": {"dp-accounting"},
     "fuzz": {"atheris"},
     "export": {"onnx", "onnxscript"},
+    "otel": {"opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-sdk"},
     "text": {"transformers", "sentencepiece"},
     "ray": {"ray"},
 }
