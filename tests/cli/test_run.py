@@ -8,12 +8,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from fedel.cli.local import Federation, LocalFleet
+from fedel.cli.submit import control, create
 from rich.console import Console
 from safetensors.numpy import save_file
 
 from fedel.api import federation as run
-from fedel.cli.local import Federation, LocalFleet
-from fedel.cli.submit import control, create
 from fedel.data.model_input import ModelInput
 from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
