@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.tunnel import Link, Shape, ip  # noqa: E402
 from fedel import config  # noqa: E402
-from fedel.cli.submit import create, follow  # noqa: E402
+from fedel.desk.submit import create, follow  # noqa: E402
 from fedel.records import RoundRecord  # noqa: E402
 from fedel.security.authority import Authority  # noqa: E402
 from fedel.security.identity import Identity  # noqa: E402

@@ -25,7 +25,7 @@ from fedel_coordinator.sql import SqlStore
 from fedel_coordinator.store import RoundRow, RunRow
 
 from benchmarks.scrape import NUM_ROUNDS, RUN, fill, record, spec
-from fedel.cli import child
+from fedel.desk import child
 from fedel.job import RunConfig
 from fedel.roles.planner import Handover
 from fedel.roles.run_state import CLOSED, FINISHED

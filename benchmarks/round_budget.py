@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.links import HOST, HUB, Certificates, agent, namespaces, start_servers  # noqa: E402
 from benchmarks.tunnel import Link, Shape, ip  # noqa: E402
 from fedel.cli.demo import JOB  # noqa: E402
-from fedel.cli.local import read_job  # noqa: E402
-from fedel.cli.submit import create, follow  # noqa: E402
+from fedel.desk.local import read_job  # noqa: E402
+from fedel.desk.submit import create, follow  # noqa: E402
 from fedel.job import RunConfig  # noqa: E402
 from fedel.records import RoundRecord  # noqa: E402
 from fedel.training.factory import initial_model  # noqa: E402

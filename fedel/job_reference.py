@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedel import workload_reference
-from fedel.cli.local import LocalFleet
+from fedel.desk.local import LocalFleet
 from fedel.job import CodeFiles, RunConfig
 from fedel.job_keys import STRATEGY, Key, as_object, keys, meaning, table, table_of
 from fedel.simulation.job import SimulationConfig

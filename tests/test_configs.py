@@ -9,7 +9,7 @@ from fedel_coordinator.config import CoordinatorConfig
 from fedel_edge.config import AgentConfig
 
 from fedel import config
-from fedel.cli.local import read_job
+from fedel.desk.local import read_job
 from fedel.errors import ConfigError
 from fedel.job import Protection, RunConfig
 from fedel.types import UploadSettings

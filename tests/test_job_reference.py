@@ -10,9 +10,9 @@ import pytest
 from jsonschema import Draft7Validator
 
 from fedel import config, job_reference, workload_reference
-from fedel.cli.local import read_job
 from fedel.data import folder
 from fedel.data.registry import ENTRIES
+from fedel.desk.local import read_job
 from fedel.errors import ConfigError
 from fedel.job import RunConfig
 from fedel.models.registry import MODELS

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedel.api.jobs import JobTable
 from fedel.bundle import Bundle, pack
-from fedel.cli import user_code
-from fedel.cli.submit import CodeToSend
+from fedel.desk import user_code
+from fedel.desk.submit import CodeToSend
 from fedel.errors import CertificateError, ConfigError
 from fedel.job import RunConfig
 from fedel.security import signed_code

@@ -21,11 +21,11 @@ from fedel.api.code import packed, signed
 from fedel.api.jobs import Job, JobTable, Overrides
 from fedel.api.progress import Progress, Stopped, console_of, heard, say
 from fedel.api.results import Result
-from fedel.cli import user_code
-from fedel.cli.local import Federation, LocalFleet
-from fedel.cli.screen import PHASES, Screen, more_than_there_are
-from fedel.cli.submit import CodeToSend, control, create, follow
 from fedel.data.model_input import ModelInput
+from fedel.desk import user_code
+from fedel.desk.local import Federation, LocalFleet
+from fedel.desk.screen import PHASES, Screen, more_than_there_are
+from fedel.desk.submit import CodeToSend, control, create, follow, list_runs
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
 from fedel.job import RunConfig
@@ -35,6 +35,7 @@ from fedel.report import runs
 from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
 from fedel.simulation.job import SimulationConfig
+from fedel.simulation.store import alone, check_same
 from fedel.strategies import build
 from fedel.tracking import OnRound, ignore, tracked
 from fedel.types import Array, ModelSpec
@@ -55,6 +56,7 @@ def run(
     coordinator: str = "",
     certs: str | Path = "",
     code: Sequence[str | Path] = (),
+    resume: bool = False,
     mlflow: str = "",
     stop_on_exit: bool = False,
     progress: Progress = True,
@@ -63,8 +65,8 @@ def run(
 
     Models, data and methods reach those processes by name only. A function or class of a module is named by
     itself; one of a notebook, and arrays, are refused: put them into a module, or use ``fedel.simulate``.
-    Ctrl-C ends the processes and with them the run; at a federation elsewhere, the run goes on, and the same
-    call with the same name takes it up again.
+    Ctrl-C ends the processes, and the same call with the run's ``name`` and ``resume=True`` continues it; at a
+    federation elsewhere, the run goes on, and the same call with the same name takes it up again.
 
     Args:
         job: the path of a TOML file, a table with the same keys, or a ``RunConfig``.
@@ -77,6 +79,7 @@ def run(
         coordinator: ``HOST:PORT`` of a federation that runs already.
         certs: the folder of your certificate for it.
         code: files, folders or modules with your own model, data and method, which are sent along to it.
+        resume: continue a run of this machine if it is there; returns at once if it is over.
         mlflow: address of an MLflow server that gets every round, ``http://HOST:PORT``.
         stop_on_exit: Ctrl-C stops the run at a federation elsewhere, after its open round.
         progress: ``True`` shows every round, ``False`` nothing, a function gets every ``RoundRecord``.
@@ -104,7 +107,10 @@ def run(
         name = name or f"{made.stem}-{build(parsed.strategy).name}-{stamp}"
     out = Path(out)
     directory, console = out / name, console_of(progress)
-    _check_folder(directory, parsed if coordinator else None)
+    if coordinator:
+        _check_folder(directory, parsed)
+    elif is_over(directory, parsed, resume):
+        return Result(runs.load(directory), made.objects)
     fleet_size = 0 if coordinator else len(fleet.slowdowns)
     if fleet_size and (too_many := more_than_there_are(parsed.rounds.num_participants, fleet_size)):
         say(console, too_many, "yellow")
@@ -115,11 +121,18 @@ def run(
         )
     created = threading.Event()
     try:
-        with tracked(mlflow, directory, parsed.table()) as track:
+        with (
+            contextlib.nullcontext(True) if coordinator else alone(directory) as is_alone,
+            tracked(mlflow, directory, parsed.table()) as track,
+        ):
+            if not is_alone:
+                raise ConfigError(f"another process works on {directory}; wait for it, or choose another name")
+            known = len(runs.load(directory).rounds) if (directory / "rounds.jsonl").exists() else 0
 
             def on_round(record: RoundRecord) -> None:
-                track(record)
-                heard(progress, record)
+                if record.round >= known:  # a run that is followed again tells all its rounds
+                    track(record)
+                    heard(progress, record)
 
             if coordinator:
                 tls, attended = Tls.of_user(str(certs)), console.is_terminal
@@ -141,7 +154,10 @@ def run(
                     Result(runs.load(directory), made.objects).report()
     except KeyboardInterrupt:
         if not coordinator:
-            raise Stopped(f"stopped; its rounds so far are in {directory}") from None
+            raise Stopped(
+                f"stopped; its rounds are in {directory}; continue it with the same job, --name {name} and"
+                " --resume (Python: name=, resume=True)"
+            ) from None
         tls = Tls.of_user(str(certs))
         raise Stopped(_left(coordinator, name, created.is_set(), stop_on_exit, tls)) from None
     if status.phase != pb.RUN_PHASE_FINISHED:
@@ -149,14 +165,33 @@ def run(
     return Result(runs.load(directory), made.objects)
 
 
-def _check_folder(directory: Path, job: RunConfig | None) -> None:
-    """A run at a federation elsewhere is taken up again in its folder; one of this machine needs a new one."""
-    if (directory / "result.json").exists() or (
-        job is None and directory.exists() and any(directory.iterdir())
-    ):
+def is_over(directory: Path, job: RunConfig, resume: bool) -> bool:
+    """Whether the run has finished before; raises ConfigError if it cannot begin or go on."""
+    if not directory.exists() or not any(directory.iterdir()):
+        return False
+    if not resume:
+        raise ConfigError(
+            f"{directory} exists already: continue the run (--resume, in Python resume=True), choose another"
+            " name (--name, name=), or delete it"
+        )
+    if (directory / "config.toml").exists():
+        tables = (config.read(directory / "config.toml"), job.table(), RunConfig().table())
+        before, now, at_default = map(fetching.sent, tables)
+        check_same(before, now, directory, at_default)
+    result = runs.load(directory).result if (directory / "result.json").exists() else None
+    if result is not None and result.phase != PHASES[pb.RUN_PHASE_FINISHED]:
+        raise ConfigError(
+            f"{directory}: the run {result.phase} ({result.message or 'no reason given'}) and cannot go on;"
+            " start another, from its best model if you like (--from)"
+        )
+    return result is not None
+
+
+def _check_folder(directory: Path, job: RunConfig) -> None:
+    """A run at a federation elsewhere is taken up again in its folder."""
+    if (directory / "result.json").exists():
         raise ConfigError(f"{directory} exists already: choose another name (--name, name=), or delete it")
-    if job is not None:
-        fetching.check_folder(directory, job.table())
+    fetching.check_folder(directory, job.table())
 
 
 def _left(address: str, name: str, created: bool, stop: bool, tls: Tls) -> str:
@@ -255,8 +290,8 @@ async def watched(
     on_round: OnRound = ignore,
 ) -> pb.RunStatus:
     """Follow the run until it is over. Raises if a process of the federation ends by itself."""
-    address, tls = federation.coordinator, federation.tls
-    run = asyncio.create_task(one_run(address, name, job, directory, console, tls, on_round=on_round))
+    words = federation.coordinator, name, job, directory, console, federation.tls
+    run = asyncio.create_task(one_run(*words, own=True, on_round=on_round))
     watch = asyncio.create_task(federation.watch())
     try:
         done, pending = await asyncio.wait({run, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -273,8 +308,8 @@ async def watched(
         return run.result()
     except ServiceError as error:
         raise ServiceError(
-            f"{error}\nThis command started the federation, which ends with it: mend the cause, then start the"
-            f" job again. The logs are in {federation.logs}."
+            f"{error}\nThis command started the federation, which ends with it: mend the cause, then continue"
+            f" with --name {name} --resume. The logs are in {federation.logs}."
         ) from None
 
 
@@ -287,13 +322,15 @@ async def one_run(
     tls: Tls | None = None,
     *,
     attended: bool = False,
+    own: bool = False,
     on_round: OnRound = ignore,
     on_created: Callable[[], None] = lambda: None,
     code: CodeToSend | None = None,
 ) -> pb.RunStatus:
-    """Create the run, follow it to its end, and download its model.
+    """Create the run if it is not there, follow it to its end, and download its model.
 
     A run that paused by itself goes on when a person mends the cause: it is followed if one is ``attended``.
+    In a federation of its ``own``, a person who continues it has mended the cause.
     """
     from fedel.training.initial import origin_of  # torch takes seconds to import
 
@@ -301,7 +338,11 @@ async def one_run(
     origin = await asyncio.to_thread(origin_of, job.workload)
     directory.mkdir(parents=True, exist_ok=True)
     taken.save(directory)
-    await create(address, name, job, spec, tensors, tls, code)
+    known = {status.run: status.phase for status in await list_runs(address, tls)} if own else {}
+    if name not in known:
+        await create(address, name, job, spec, tensors, tls, code)
+    elif known[name] == pb.RUN_PHASE_PAUSED:
+        await control(address, name, pb.RUN_ACTION_RESUME, tls)
     on_created()
     records: list[str] = []
     with Screen(console, spec.num_blocks) as screen:

@@ -3,6 +3,7 @@ records, its result and its models are downloaded. What is there already, and wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from fedel_coordinator.run_directory import RunDirectory
 from rich.console import Console
 
 from fedel import config
-from fedel.cli.screen import Screen
-from fedel.cli.submit import follow, look, result_of, save_model
 from fedel.data.model_input import FILE as INPUT_FILE
+from fedel.desk.screen import Screen
+from fedel.desk.submit import follow, look, result_of, save_model
 from fedel.errors import ConfigError
 from fedel.files import write_atomic
 from fedel.job import RunConfig
@@ -24,6 +25,8 @@ from fedel.v1 import coordinator_pb2 as pb
 
 FILES = {"config.toml", "rounds.jsonl", "result.json", "model.safetensors", "best.safetensors", INPUT_FILE}
 """Of a run, in its directory."""
+_KEPT = re.compile(r"model-\d+\.safetensors")
+"""The model after so many rounds (``rounds.keep_every``)."""
 ENDED = (pb.RUN_PHASE_FINISHED, pb.RUN_PHASE_STOPPED, pb.RUN_PHASE_FAILED)
 
 
@@ -58,9 +61,16 @@ async def bring(
     if not (directory / "config.toml").exists():
         write_atomic(directory / "config.toml", config.write(settings or parse_json(status.config_json)))
     await _once(directory / "model.safetensors", lambda file: save_model(address, name, file, tls))
-    if best := best_of([RoundRecord.from_json(line) for line in records]):
+    closed = [RoundRecord.from_json(line) for line in records]
+    if best := best_of(closed):
         file = directory / "best.safetensors"
         await _once(file, lambda file: save_model(address, name, file, tls, best.version))
+    every = RunConfig.parse(settings or parse_json(status.config_json)).rounds.keep_every
+    for number, version in ((record.round + 1, record.version) for record in closed):
+        if every and version % every == 0:
+            file = directory / f"model-{number}.safetensors"
+            if not file.exists():
+                await save_model(address, name, file, tls, version)
     if not (directory / "rounds.jsonl").exists():
         write_atomic(directory / "rounds.jsonl", "".join(f"{record}\n" for record in records))
     if not files.finished:
@@ -75,7 +85,8 @@ async def _once(file: Path, download: Callable[[Path], Any]) -> None:
 def check_folder(directory: Path, settings: Mapping[str, Any]) -> None:
     """Take an empty folder up again, and one of the same run; refuse another one."""
     found = {path.name for path in directory.iterdir()} if directory.exists() else set()
-    is_same = "config.toml" not in found or _sent(config.read(directory / "config.toml")) == _sent(settings)
+    found -= {name for name in found if _KEPT.fullmatch(name)}
+    is_same = "config.toml" not in found or sent(config.read(directory / "config.toml")) == sent(settings)
     if not (is_same and found <= FILES):
         raise ConfigError(
             f"{directory} holds another run, or other files: choose another folder (--out) or name (--name), or"
@@ -83,7 +94,7 @@ def check_folder(directory: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _sent(settings: Mapping[str, Any]) -> dict[str, Any]:
+def sent(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What desk and servers say alike about a run; servers complete the options of its method."""
     table = RunConfig.parse(settings).table_to_send()
     return table | {"strategy": table["strategy"].get("name")}

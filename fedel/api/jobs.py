@@ -10,7 +10,7 @@ from typing import Any
 
 from fedel import config
 from fedel.api.objects import Objects
-from fedel.cli import user_code
+from fedel.desk import user_code
 from fedel.errors import ConfigError
 from fedel.job import CodeFiles, RunConfig
 from fedel.simulation.job import SimulationConfig

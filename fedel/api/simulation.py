@@ -10,7 +10,7 @@ from fedel.api import jobs
 from fedel.api.jobs import Job, Overrides
 from fedel.api.progress import Progress, Stopped, console_of, heard, say, screen
 from fedel.api.results import Result
-from fedel.cli.screen import more_than_there_are
+from fedel.desk.screen import more_than_there_are
 from fedel.errors import ConfigError
 from fedel.records import RoundRecord
 from fedel.report import runs

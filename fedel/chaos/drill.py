@@ -15,7 +15,7 @@ from fedel.chaos.faults import FULL_DISK, Fault, draw_fault, strike
 from fedel.chaos.federation import RUN, Federation, Layout, Watch, federation
 from fedel.chaos.postgres import Postgres
 from fedel.chaos.verdict import Outcome
-from fedel.cli.submit import create
+from fedel.desk.submit import create
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.seeds import generator

@@ -14,7 +14,7 @@ from fedel.chaos.disk import small_disk
 from fedel.chaos.postgres import Postgres, binaries, fresh_database, postgres
 from fedel.chaos.processes import Process
 from fedel.chaos.proxy import Proxy
-from fedel.cli.submit import follow
+from fedel.desk.submit import follow
 from fedel.errors import ConfigError
 from fedel.v1 import coordinator_pb2 as pb
 

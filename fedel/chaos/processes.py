@@ -13,7 +13,7 @@ from typing import Any
 
 from fedel import config
 from fedel.chaos import clock
-from fedel.cli import child
+from fedel.desk import child
 from fedel.errors import ServiceError
 
 START_SECONDS = 60.0

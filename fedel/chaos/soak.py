@@ -19,7 +19,7 @@ from fedel.chaos.faults import draw_fault
 from fedel.chaos.federation import RUN, Federation, Layout, Watch, federation
 from fedel.chaos.postgres import Postgres
 from fedel.chaos.verdict import Outcome
-from fedel.cli.submit import control, create
+from fedel.desk.submit import control, create
 from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.seeds import generator

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedel.api.federation import watched
-from fedel.cli import user_code
 from fedel.cli.data import show_progress
-from fedel.cli.local import Federation, LocalFleet, read_job
-from fedel.cli.screen import PHASES
+from fedel.desk import user_code
+from fedel.desk.local import Federation, LocalFleet, read_job
+from fedel.desk.screen import PHASES
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.job import RunConfig, Workload
 from fedel.serialisation import to_json

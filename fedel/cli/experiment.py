@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedel.api.progress import RunLines
-from fedel.cli import user_code
+from fedel.desk import user_code
 
 if TYPE_CHECKING:
     from fedel.experiments.pages import Report

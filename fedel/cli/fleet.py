@@ -11,7 +11,7 @@ from rich.console import Console
 from fedel.cli.agent_rows import details, labels_text, table_lines, to_table
 from fedel.cli.certs import add_certs
 from fedel.cli.run_actions import ADDRESS
-from fedel.cli.submit import control_agent, list_agents
+from fedel.desk.submit import control_agent, list_agents
 from fedel.errors import ConfigError
 from fedel.roles.gate import clean
 from fedel.security.tls import Tls

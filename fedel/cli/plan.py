@@ -13,7 +13,7 @@ from fedel import plugins
 from fedel.cli.agent_rows import aligned, amount
 from fedel.cli.certs import add_certs
 from fedel.cli.run_actions import ADDRESS
-from fedel.cli.submit import plan_run
+from fedel.desk.submit import plan_run
 from fedel.errors import ConfigError
 from fedel.roles.gate import clean
 from fedel.security.tls import Tls

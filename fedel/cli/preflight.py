@@ -16,8 +16,8 @@ from fedel_edge.preflight.flight import preflight
 from rich.console import Console
 from rich.text import Text
 
-from fedel.cli import user_code
-from fedel.cli.local import read_job
+from fedel.desk import user_code
+from fedel.desk.local import read_job
 from fedel.job import RunConfig
 from fedel.security.tls import add_options
 

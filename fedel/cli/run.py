@@ -16,6 +16,7 @@ EXAMPLE = """example:
   fedel run examples/own.toml
   fedel run examples/own.toml --set strategy.name=fedavg --set rounds.num_rounds=5
   fedel run examples/own.toml --coordinator server:7070     # on a federation that runs already
+  fedel run examples/own.toml --name night --resume         # continue after Ctrl-C
   fedel run examples/own.toml --coordinator server:7070 --code examples/own.py     # with your own code
 """
 
@@ -44,6 +45,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="with --coordinator: Ctrl-C stops the run too",
     )
     add_certs(parser)
+    parser.add_argument("--resume", action="store_true", help="continue the run --name, which was stopped")
     parser.add_argument(
         "--code",
         action="append",
@@ -66,6 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         coordinator=arguments.coordinator,
         certs=arguments.certs,
+        resume=arguments.resume,
         code=arguments.code,
         mlflow=arguments.mlflow,
         stop_on_exit=arguments.stop_on_exit,

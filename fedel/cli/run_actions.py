@@ -11,8 +11,8 @@ from collections.abc import Callable
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from fedel.cli.screen import PHASES
-from fedel.cli.submit import control, delete
+from fedel.desk.screen import PHASES
+from fedel.desk.submit import control, delete
 from fedel.errors import ConfigError
 from fedel.report.words import plural
 from fedel.roles.gate import clean

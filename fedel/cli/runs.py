@@ -17,8 +17,8 @@ from rich.text import Text
 
 from fedel.cli.certs import add_certs
 from fedel.cli.run_actions import ACTIONS, ADDRESS
-from fedel.cli.screen import PHASES, Screen
-from fedel.cli.submit import follow, list_runs, look, overview
+from fedel.desk.screen import PHASES, Screen
+from fedel.desk.submit import follow, list_runs, look, overview
 from fedel.errors import ConfigError
 from fedel.report import runs as run_directories
 from fedel.report.refusals import reasons

@@ -24,7 +24,7 @@ from fedel.report.plots import (
     rounds_axis,
 )
 from fedel.report.runs import StoredRun
-from fedel.report.words import clock, seconds_name
+from fedel.report.words import clock, plural, seconds_name
 
 PHASE_COLOURS = {
     "download": "#30638e",
@@ -108,8 +108,8 @@ def _panels(runs: Sequence[StoredRun], height: float, **axes: Any) -> tuple[Figu
 
 
 def seconds_by_phase(runs: Sequence[StoredRun]) -> Figure:
-    """Stacked bars: of each client, or of those that worked longest, in the mean of the last rounds."""
-    shown = [run.seconds_by_phase(NUM_ROUNDS_SHOWN) for run in runs]
+    """Stacked bars: of each client, or of each device type, in the mean of the last rounds."""
+    shown = [_bars(run) for run in runs]
     most = min(NUM_BARS, max((len(clients) for clients in shown), default=0))
     if not most:
         return empty(_NO_ROUND)
@@ -120,8 +120,7 @@ def seconds_by_phase(runs: Sequence[StoredRun]) -> Figure:
         if not clients or not can_be_drawn(longest):
             nothing(axes, _NO_ROUND)
             continue
-        busiest = sorted(clients, key=lambda client: clients[client]["idle"])[:NUM_BARS]
-        names = in_order(busiest)[::-1]
+        names = in_order(clients)[:NUM_BARS][::-1]
         left = [0.0] * len(names)
         for phase, colour in PHASE_COLOURS.items():
             seconds = [clients[name].get(phase, 0.0) for name in names]
@@ -137,6 +136,23 @@ def seconds_by_phase(runs: Sequence[StoredRun]) -> Figure:
             axes.set_xlim(0, 1.05 * longest)
     legend_beside(figure, max(panels, key=lambda axes: len(axes.get_legend_handles_labels()[0])))
     return figure
+
+
+def _bars(run: StoredRun) -> dict[str, dict[str, float]]:
+    """The mean seconds of each phase: by client, or by device type where there are many clients."""
+    clients = run.seconds_by_phase(NUM_ROUNDS_SHOWN)
+    if len(clients) <= NUM_BARS:
+        return clients
+    found: dict[str, list[dict[str, float]]] = {}
+    for client, device in run.device_types().items():
+        if client in clients:
+            found.setdefault(device or "other", []).append(clients[client])
+    return {
+        f"{device} ({plural(len(spent), 'client')})": {
+            phase: statistics.fmean(each[phase] for each in spent) for phase in spent[0]
+        }
+        for device, spent in found.items()
+    }
 
 
 def deviation(runs: Sequence[StoredRun]) -> Figure:
@@ -196,7 +212,7 @@ def selection_map(runs: Sequence[StoredRun]) -> Figure:
         )
         axes.set_title(title, fontsize=9)
         axes.grid(visible=False)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in list(grid.flat)[len(shown) :]:
         axes.set_visible(False)

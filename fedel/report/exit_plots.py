@@ -41,7 +41,7 @@ def accuracy_by_exit(runs: Sequence[StoredRun]) -> Figure:
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     else:
         axes.set_xlim(left=0)
-    axes.set(xlabel="ms per sample", ylabel="test accuracy (%)", ylim=(0, None))
+    axes.set(xlabel="ms per sample", ylabel="test accuracy (%)", ylim=(0, 1.1 * axes.dataLim.ymax or 1.0))
     legend_beside(figure, axes)
     return figure
 

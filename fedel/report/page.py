@@ -38,9 +38,10 @@ PICTURES: Sequence[PagePicture] = (
         "phases",
         "Where the seconds of a round go",
         client_plots.seconds_by_phase,
-        f"The mean of the last {client_plots.NUM_ROUNDS_SHOWN} rounds, for up to {client_plots.NUM_BARS} "
-        "clients: those that worked longest; the dashed line is T_th. A client is idle while it waits for the "
-        "others; wait is for a permit to send; commit is from the last update to the new model.",
+        f"The mean of the last {client_plots.NUM_ROUNDS_SHOWN} rounds: of each client, or each device type "
+        f"where more than {client_plots.NUM_BARS} clients took part; the dashed line is T_th. A client is idle "
+        "while it waits for the others; wait is for a permit to send; commit is from the last update to the "
+        "new model.",
     ),
     (
         "deviation",
@@ -62,7 +63,7 @@ EXITS: PagePicture = (
     "exits",
     "Accuracy and time of the exits",
     exit_plots.accuracy_by_exit,
-    "Each dot is the model up to one exit, with the number of its block; `fedel exits` measured them.",
+    "Each dot is the model up to one exit, with the number of its block. Measured by fedel exits.",
 )
 """Only of runs whose exits were measured."""
 

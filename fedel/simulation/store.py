@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,8 +30,8 @@ from fedel.simulation.job import SimulationConfig
 from fedel.strategies.server_steps import averages
 from fedel.types import Array, Memory, Tensors
 
-_FREE_TO_CHANGE = ("num_rounds",)
-"""Settings of ``[rounds]`` that may change when a run goes on."""
+_FREE_TO_CHANGE = ("rounds.num_rounds",)
+"""Settings that may change when a run goes on."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class RunFolder:
                 f"{self.path} holds a run already; continue it (--resume, in Python resume=True), choose "
                 "another name (--name, name=), or delete it"
             )
-        _check_same(config.read(self.path / "config.toml"), settings, self.path)
+        stored = config.read(self.path / "config.toml")
+        check_same(stored, settings, self.path, SimulationConfig().table(), _FREE_TO_CHANGE)
 
     def open(self, settings: Mapping[str, Any]) -> Checkpoint | None:
         """Start a run, or read its state if it has closed a round before."""
@@ -217,13 +218,20 @@ def _shortened(held: Array) -> int | list[int]:
     return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
-def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    tables = (before, now, SimulationConfig().table())
+def check_same(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    path: Path,
+    at_default: Mapping[str, Any],
+    free: Collection[str] = (),
+) -> None:
+    """Raise ConfigError if a run would go on with another setting, unless that is ``free`` to change."""
+    tables = (before, now, at_default)
     was, wanted, defaults = (dict(config.leaves(json.loads(json.dumps(table)))) for table in tables)
     # A setting that the release which started the run did not have yet was at its default.
     was |= {key: defaults[key] for key in wanted.keys() & defaults.keys() - was.keys()}
     for key in sorted(was.keys() | wanted.keys()):
-        if key.removeprefix("rounds.") not in _FREE_TO_CHANGE and was.get(key) != wanted.get(key):
+        if key not in free and was.get(key) != wanted.get(key):
             raise ConfigError(
                 f"{path}: cannot go on with {key} = {wanted.get(key)!r}, the run was started with "
                 f"{was.get(key)!r}; set it back, or start a new run with another --name"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import fedel
 from fedel.api.federation import finished
@@ -18,6 +19,7 @@ from fedel.simulation.job import SimulationConfig
 from fedel.strategies import FedAvg
 from tests.api.support import WORKLOAD, net
 from tests.simulation import tiny
+from tests.strategies.fakes import same_bits
 
 JOB: dict[str, Any] = {
     "rounds": {"num_rounds": 2, "min_clients": 1},
@@ -58,6 +60,38 @@ def test_a_federation_from_a_notebook(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result == fedel.load("runs/night")
     with pytest.raises(ConfigError, match="exists already"):
         fedel.run(JOB, model=tiny.model, data=tiny.data, name="night")
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On new processes, with what the first ones left on disk: no round is made twice."""
+    monkeypatch.chdir(tmp_path)
+    job = {**JOB, "rounds": {"num_rounds": 4, "min_clients": 1, "keep_every": 2}, "budget": {"pace": "plan"}}
+    words: dict[str, Any] = {"model": tiny.model, "data": tiny.data, "strategy": FedAvg()}
+
+    def impatient(record: RoundRecord) -> None:
+        if record.round == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(fedel.Stopped, match=r"--name night and --resume \(Python: name=, resume=True\)"):
+        fedel.run(job, name="night", progress=impatient, **words)
+    before = fedel.load("runs/night").rounds
+    assert 2 <= len(before) < 4
+    with pytest.raises(ConfigError, match="exists already: continue the run"):
+        fedel.run(job, name="night", **words)
+    with pytest.raises(ConfigError, match=r"cannot go on with work.num_steps = 3, the run was started with 2"):
+        fedel.run(job, name="night", resume=True, overrides={"work.num_steps": 3}, **words)
+    seen: list[RoundRecord] = []
+    result = fedel.run(job, name="night", resume=True, progress=seen.append, **words)
+    assert list(range(len(before), 4)) == [record.round for record in seen]
+    assert [0, 1, 2, 3] == [record.round for record in result.rounds]
+    assert before == result.rounds[: len(before)]
+    whole = fedel.run(job, name="whole", progress=False, **words)
+    assert same_bits(*(load_file(each.path / "model.safetensors") for each in (result, whole)))
+    assert ["model-2.safetensors", "model-4.safetensors"] == sorted(
+        file.name for file in result.path.glob("model-*.safetensors")
+    )
+    assert not result.model(round="2").training
+    assert result == fedel.run(job, name="night", resume=True, **words)
 
 
 def test_errors_and_answers_come_back_from_the_other_thread() -> None:

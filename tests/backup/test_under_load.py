@@ -18,7 +18,7 @@ from fedel.backup.mirror import copy_file
 from fedel.backup.places import Places
 from fedel.backup.restoring import restore
 from fedel.chaos.postgres import fresh_database
-from fedel.cli.submit import control
+from fedel.desk.submit import control
 from fedel.job import RunConfig
 from fedel.v1 import coordinator_pb2 as pb
 from tests.backup.support import Servers

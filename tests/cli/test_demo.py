@@ -6,7 +6,7 @@ from io import StringIO
 from rich.console import Console
 
 from fedel.cli import demo
-from fedel.cli.local import LocalFleet
+from fedel.desk.local import LocalFleet
 from fedel.job import RunConfig
 from tests.report.made import write_run
 

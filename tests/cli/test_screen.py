@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from fedel.cli.runs import _show
-from fedel.cli.screen import Screen, more_than_there_are
+from fedel.desk.screen import Screen, more_than_there_are
 from fedel.records import RoundRecord
 from fedel.roles.gate import clean
 from fedel.v1 import coordinator_pb2 as pb

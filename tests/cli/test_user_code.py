@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedel import plugins
-from fedel.cli import child, user_code
+from fedel.desk import child, user_code
 from fedel.job import RunConfig
 
 ROOT = Path(__file__).parents[2]

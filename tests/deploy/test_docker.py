@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from docker import lock
 from fedel import __version__, config
-from fedel.cli.local import read_job
+from fedel.desk.local import read_job
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -20,7 +20,7 @@ from fedel_edge.config import AgentConfig
 from safetensors.numpy import load_file
 
 from fedel.chaos.proxy import Proxy
-from fedel.cli.submit import create, follow, save_model
+from fedel.desk.submit import create, follow, save_model
 from fedel.job import RunConfig
 from fedel.plugins import Allowed
 from fedel.records import RoundRecord

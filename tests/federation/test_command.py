@@ -90,7 +90,8 @@ def test_ctrl_c_during_the_start(directory: Path) -> None:
 # A command that is interrupted at the moment at which its third process starts.
 INTERRUPTED = """
 import itertools, os, signal, subprocess, sys
-from fedel.cli import local, main
+from fedel.cli import main
+from fedel.desk import local
 starts = itertools.count(1)
 
 class Started(subprocess.Popen):

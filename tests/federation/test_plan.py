@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedel.cli.plan import lines
-from fedel.cli.submit import list_runs, plan_run
+from fedel.desk.submit import list_runs, plan_run
 from tests.federation.support import agents, create_run, job_of, servers, watching
 from tests.federation.trainers import spec_of
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedel.chaos.processes import Process
 from fedel.cli.main import main
-from fedel.cli.submit import list_agents
+from fedel.desk.submit import list_agents
 from fedel.job import RunConfig
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.processes import REPOSITORY, RUN, gate_of

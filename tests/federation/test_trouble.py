@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from fedel.chaos.proxy import Snare
-from fedel.cli.submit import control
+from fedel.desk.submit import control
 from fedel.v1 import coordinator_pb2 as pb
 from tests.federation.processes import RUN, federation, gate_of
 from tests.federation.support import (

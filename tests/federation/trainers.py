@@ -18,7 +18,7 @@ from fedel.types import ModelSpec, Tensors, Trained, Trainer, TrainSpec
 from tests.agents.trainers import FakeScore, score
 from tests.strategies import fakes
 
-_HELD_SECONDS = 120.0
+_HELD_SECONDS = 330.0
 _LOOK_SECONDS = 0.01
 
 

@@ -27,7 +27,7 @@ from fedel_coordinator.server import serve as coordinating
 from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 
-from fedel.cli.submit import create
+from fedel.desk.submit import create
 from fedel.job import RunConfig
 from fedel.plugins import Allowed
 from fedel.records import RoundRecord

@@ -10,7 +10,7 @@ from fedel_coordinator.web import views
 from prometheus_client import CollectorRegistry
 
 from fedel import config
-from fedel.cli import screen
+from fedel.desk import screen
 from fedel.records import OwnScore, RoundRecord, client_tests, run_result
 from fedel.report import page, runs, scalars, tables
 from fedel.report.figures import figures

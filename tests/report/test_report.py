@@ -12,7 +12,7 @@ from fedel.errors import ConfigError
 from fedel.records import ExitRow, ExitTable
 from fedel.report import page, plots, runs
 from fedel.report.about import about
-from fedel.report.client_plots import groups, time_by_client
+from fedel.report.client_plots import groups, seconds_by_phase, time_by_client
 from fedel.report.figures import figures, table
 from fedel.report.verdicts import verdicts
 from fedel.report.words import clocks_note
@@ -310,3 +310,20 @@ def test_exits_that_no_axis_holds_do_not_end_the_report(pair, tmp_path):
     assert "<h2>Exits</h2>" in page.write([odd], tmp_path).read_text()
     nothing = exits(pair[0], (1e300,) * 3, (1e200,) * 3)
     assert "no numbers that can be drawn" in page.write([nothing], tmp_path).read_text()
+
+
+def test_many_clients_are_shown_by_device_type(tmp_path):
+    def of_round(number):
+        clients = [
+            client_record(client=f"c-{each}", device_type=f"phone-{each % 2 * 8 + 2}", train_seconds=1.0 + each)
+            for each in range(100)
+        ]
+        return {"clients": tuple(clients), "latency_seconds": 100.0}
+
+    run = write_run(tmp_path / "many", accuracies=[0.1, 0.2], window=(1, 2), of_round=of_round)
+    svg = plots.draw(seconds_by_phase, [run])
+    assert "phone-2 (50 clients)" in svg
+    assert svg.index("phone-10 (50 clients)") < svg.index("phone-2 (50 clients)"), "the first bar is on top"
+    assert "c-7" not in svg
+    maps = plots.draw(page.PICTURES[6][2], [run])
+    assert [2, 0] == [maps.count("phone-"), maps.count("c-99")]

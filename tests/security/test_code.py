@@ -15,7 +15,7 @@ from fedel_coordinator.server import serve as serve_coordinator
 from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 
-from fedel.cli.submit import control, create, follow, look, save_model
+from fedel.desk.submit import control, create, follow, look, save_model
 from fedel.errors import ServiceError
 from fedel.plugins import Allowed
 from fedel.training.settings import DataPart

@@ -10,7 +10,7 @@ from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 from fedel_services import guard
 
-from fedel.cli.submit import create, follow, save_model
+from fedel.desk.submit import create, follow, save_model
 from fedel.errors import CertificateError
 from fedel.plugins import Allowed
 from fedel.security.folder import load

@@ -31,7 +31,7 @@ from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 from safetensors.numpy import load_file
 
-from fedel.cli.submit import create, follow, list_runs, save_model
+from fedel.desk.submit import create, follow, list_runs, save_model
 from fedel.job import RunConfig
 from fedel.plugins import Allowed
 from fedel.records import RoundRecord
@@ -53,11 +53,11 @@ LAST = "client-8"
 ROUNDS = 3
 SCALE = 8
 """A model of 100 kB: uploads are more than one message, and rounds short."""
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 400.0
 WAIT_SECONDS = 4.0
 """How long a round waits for the hostile agent, if it has joined."""
-ATTACKS_SECONDS = 100.0
-"""Every attack is carried out within this time on a busy machine; a trainer is held no longer than 120 s."""
+ATTACKS_SECONDS = 300.0
+"""Every attack is carried out within this time on a busy machine; a trainer is held no longer than 330 s."""
 
 
 def honest_agent(made: Servers, folder: Path, index: int) -> Agent:

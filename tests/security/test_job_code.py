@@ -18,7 +18,7 @@ from grpc import aio
 
 from fedel.api.code import signed
 from fedel.bundle import MAX_BYTES, Bundle
-from fedel.cli.submit import CodeToSend, create, follow, plan_run
+from fedel.desk.submit import CodeToSend, create, follow, plan_run
 from fedel.errors import CertificateError, ServiceError
 from fedel.job import RunConfig
 from fedel.plugins import Allowed

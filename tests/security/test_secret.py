@@ -19,8 +19,8 @@ from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 from grpc import aio
 
-from fedel.cli.local import Federation, LocalFleet
-from fedel.cli.submit import create, follow, list_runs, save_model
+from fedel.desk.local import Federation, LocalFleet
+from fedel.desk.submit import create, follow, list_runs, save_model
 from fedel.errors import ConfigError
 from fedel.plugins import Allowed
 from fedel.security import secret

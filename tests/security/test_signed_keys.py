@@ -12,8 +12,8 @@ from fedel_coordinator import messages
 from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
 
-from fedel.cli.submit import create, follow
 from fedel.core.secure_sum import KEY_BYTES
+from fedel.desk.submit import create, follow
 from fedel.errors import CertificateError
 from fedel.job import Protection
 from fedel.plugins import Allowed

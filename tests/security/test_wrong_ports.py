@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fedel_edge.preflight.reach import reach
 
-from fedel.cli.submit import list_runs
+from fedel.desk.submit import list_runs
 from fedel.errors import CertificateError, ServiceError
 from fedel.security.folder import load
 from fedel.security.identity import Identity

@@ -72,7 +72,7 @@ async def test_an_aggregator_that_is_behind_is_named_and_the_run_stops_at_once(t
 @asynchronous
 async def test_an_aggregator_that_is_ahead_is_named_and_the_run_goes_on_once_it_is_not(tmp_path: Path) -> None:
     async with Federation(tmp_path) as federation:
-        await federation.create(run_config(evaluate_every=0))
+        await federation.create(run_config(evaluate_every=0, min_reports=3))
         await play_until_round(federation, 0)
         copy_all(tmp_path)
         await start(federation)

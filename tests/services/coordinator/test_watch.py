@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedel_coordinator.store import RoundRow
 
-from fedel.cli.submit import follow, list_runs, look
+from fedel.desk.submit import follow, list_runs, look
 from fedel.records import ClientRecord, RoundRecord
 from fedel.roles.run_state import CLOSED, Member
 from fedel.v1 import coordinator_pb2 as pb

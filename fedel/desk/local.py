@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from fedel import config
-from fedel.cli import child
+from fedel.desk import child
 from fedel.errors import ServiceError
 from fedel.job import RunConfig
 from fedel.security import secret
@@ -98,6 +98,8 @@ class Federation:
         for name in ("state", "logs", "configs"):
             (self._directory / name).mkdir(mode=0o700, exist_ok=True)
         secret.create(Path(self.tls.secret_file))
+        for stale in (self._directory / "state").glob("*.address"):  # of processes that ended before
+            stale.unlink()
         names = [f"aggregator-{i}" for i in range(self._fleet.num_aggregators)]
         for name in names:
             self._start(

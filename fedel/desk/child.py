@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-START = "import sys; sys.path[:] = filter(None, sys.path); from fedel.cli.child import main; main()"
+START = "import sys; sys.path[:] = filter(None, sys.path); from fedel.desk.child import main; main()"
 """Removes the working directory, which ``-m`` and ``-c`` put first, before anything else is imported.
 
 A package or file of the user's must not take the place of one that we or our dependencies import. (``-P``

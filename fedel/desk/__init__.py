@@ -1,0 +1,1 @@
+"""What a person's machine does for a run: starts a federation, creates and follows runs, shows them."""
