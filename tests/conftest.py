@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc  # noqa: F401  (before fedel.wire is: that makes gRPC silent, and tests read its lines)
 import pytest
 
 from tests.skips import (  # noqa: F401  (pytest finds its hooks here)

@@ -104,10 +104,11 @@ def test_the_same_version_in_two_runs_is_two_modules() -> None:
 
 
 def test_nothing_of_it_can_be_imported_by_others() -> None:
+    names = ("own", "helpers", "nets")
+    before = [sys.modules.get(name) for name in names]
     with code_of(files(1)) as code:
         found(code)
-        for name in ("own", "helpers", "nets"):
-            assert name not in sys.modules
+        assert before == [sys.modules.get(name) for name in names]
         with (
             plugins.only(Allowed()),
             pytest.raises(ConfigError, match="does not allow jobs to run code of 'own'"),
@@ -119,7 +120,7 @@ def test_it_goes_with_its_run() -> None:
     with code_of(files(1)) as code:
         make = found(code)
         assert any(name.startswith(code.package) for name in sys.modules)
-    assert not any(name.startswith(PREFIX) for name in sys.modules)
+    assert not any(name.startswith(code.package) for name in sys.modules)
     with pytest.raises(ModuleNotFoundError):
         make()
 

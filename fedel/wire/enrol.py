@@ -51,7 +51,7 @@ def fetch_authority(address: str, fingerprint: bytes) -> bytes:
 def _check_name(address: str, der: bytes) -> None:
     """gRPC says no more than that a name does not fit; here the names that would are known."""
     hosts, host = x.facts_of_pem(ssl.DER_cert_to_PEM_cert(der).encode()).hosts, host_of(address)
-    if host not in hosts and not any(each.startswith("*") for each in hosts):
+    if hosts and host not in hosts and not any(each.startswith("*") for each in hosts):
         raise CertificateError(
             f"the certificate of the server at {address} is for {', '.join(hosts)}, not for {host}: use one of"
             f" these names, or issue it again there: `fedel certs issue NAME --role service --host {host}`"

@@ -8,13 +8,13 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from fedel.cli.local import Federation, LocalFleet
-from fedel.cli.submit import control, create
 from rich.console import Console
 from safetensors.numpy import save_file
 
 from fedel.api import federation as run
 from fedel.data.model_input import ModelInput
+from fedel.desk.local import Federation, LocalFleet
+from fedel.desk.submit import control, create
 from fedel.errors import ConfigError, ServiceError
 from fedel.job import RunConfig
 from fedel.report import runs
@@ -137,15 +137,19 @@ class LeftRun:
 async def test_a_run_that_is_left_goes_on_and_is_taken_up_again(tmp_path):
     async with CoordinatorFederation(tmp_path) as federation:
         line, told, code = await asyncio.to_thread(LeftRun(tmp_path, federation.address).leave)
-        waits = "waiting for clients: waits for 1 more client; no agent is connected\n"
-        assert (waits, 128 + signal.SIGINT) == (line, code)
+        assert (
+            "waiting for clients: waits for 1 more client; no agent is connected\n",
+            128 + signal.SIGINT,
+        ) == (line, code)
         assert f"stopped; run 'night' goes on at {federation.address}" in told
         for hint in ("status night", "runs fetch night", "runs stop night"):
             assert f"fedel {hint} --coordinator {federation.address}" in told
         assert not federation.coordinator.runs["night"].ended
         again = LeftRun(tmp_path, federation.address, "--stop-on-exit")
         line, told, _ = await asyncio.to_thread(again.leave)
-        assert waits == line, "its folder is taken up again"
+        assert "waiting for clients: waits for 1 more client; no agent is connected\n" == line, (
+            "its folder is taken up again"
+        )
         assert "run 'night' stops after its open round" in told
         assert [] == await federation.finished("night")
 

@@ -247,14 +247,14 @@ async def test_a_silent_client_gets_no_more_tasks(tmp_path: Path) -> None:
 @asynchronous
 async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_path: Path) -> None:
     now = [100.0]
-    async with Federation(tmp_path, silent_heartbeats=3.0) as federation:
+    async with Federation(tmp_path, silent_heartbeats=30.0) as federation:
         await federation.stop_coordinator()
         await federation.start_coordinator(monotonic=lambda: now[0])
         await federation.create(run_config(num_rounds=1, min_clients=1, evaluate_every=0))
         await federation.control(pb.RUN_ACTION_PAUSE)
         agent = federation.agent("client-0")
         await federation.status(lambda s: len(s.clients) == 1)
-        now[0] += 10
+        now[0] += 100  # and no gap that a busy machine would make: the process was asleep then
         await federation.control(pb.RUN_ACTION_RESUME)
         await federation.status(lambda s: s.message.startswith("waits for 1 more client; "))
         await agent.send(heartbeat=pb.Heartbeat())
