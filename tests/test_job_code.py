@@ -14,7 +14,7 @@ import pytest
 from fedel import plugins
 from fedel.bundle import Bundle
 from fedel.errors import ConfigError
-from fedel.job_code import PREFIX, JobCode
+from fedel.job_code import JobCode
 from fedel.plugins import Allowed
 
 OWN = """

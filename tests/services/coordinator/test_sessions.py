@@ -254,7 +254,10 @@ async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_pa
         await federation.control(pb.RUN_ACTION_PAUSE)
         agent = federation.agent("client-0")
         await federation.status(lambda s: len(s.clients) == 1)
-        now[0] += 100  # and no gap that a busy machine would make: the process was asleep then
+        now[0] += 100
+        run = federation.coordinator.runs[RUN]
+        run.wake()
+        await until(lambda: run.state.members["client-0"].silent)
         await federation.control(pb.RUN_ACTION_RESUME)
         await federation.status(lambda s: s.message.startswith("waits for 1 more client; "))
         await agent.send(heartbeat=pb.Heartbeat())
