@@ -238,9 +238,11 @@ class Coordinator:
         self._queue.settle()
 
     def _offer(self, run: CoordinatorRun) -> None:
+        """To all that may join and have not."""
         offer = self.offer(run)
         for client in filter(run.allows, self.sessions.clients):
-            self.sessions.push_to(client, offer)
+            if run.name not in self.sessions.joined(client):
+                self.sessions.push_to(client, offer)
 
     def offer(self, run: CoordinatorRun) -> pb.SessionResponse:
         """What an agent needs to prepare for a run."""

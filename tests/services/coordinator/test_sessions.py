@@ -257,7 +257,7 @@ async def test_a_run_goes_on_when_a_client_that_was_silent_is_heard_again(tmp_pa
         now[0] += 100
         run = federation.coordinator.runs[RUN]
         run.wake()
-        await until(lambda: run.state.members["client-0"].silent)
+        await until(lambda: run.state.members["client-0"].silent, run)
         await federation.control(pb.RUN_ACTION_RESUME)
         await federation.status(lambda s: s.message.startswith("waits for 1 more client; "))
         await agent.send(heartbeat=pb.Heartbeat())
