@@ -241,7 +241,7 @@ class Coordinator:
         """To all that may join and have not."""
         offer = self.offer(run)
         for client in filter(run.allows, self.sessions.clients):
-            if run.name not in self.sessions.joined(client):
+            if not (client in run.state.members and self.sessions.ready(client, run.name)):
                 self.sessions.push_to(client, offer)
 
     def offer(self, run: CoordinatorRun) -> pb.SessionResponse:
