@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fedel import config
 from fedel.config import nearest
 from fedel.errors import ConfigError
 from fedel.experiments.scale import Scale, Setting, overlaid
 from fedel.simulation.job import SimulationConfig
-from fedel.strategies import METHODS, build, describe
+from fedel.strategies import METHODS, complete
 
 BASELINES = ("fedavg", "elastictrainer", "heterofl", "depthfl", "pyramidfl", "timelyfl", "fiarse")
 CONTROLS = ("fedavg-cut", "fedavg-fast")
@@ -140,8 +141,14 @@ class PlannedRun:
 
     @cached_property
     def name(self) -> str:
-        """Name of its directory: readable parts, and a hash of all other settings."""
-        settings = json.dumps(self.table, sort_keys=True).encode()
+        """Name of its directory: readable parts, and a hash of the settings that are not at their defaults.
+
+        So runs keep their names when jobs get a new key. If a default changes, the table in the directory is
+        another one, and the run is refused there.
+        """
+        at_default = dict(config.leaves(_as_json(SimulationConfig.defaults(self.table["strategy"]))))
+        own = {key: value for key, value in config.leaves(self.table) if at_default.get(key) != value}
+        settings = json.dumps(own, sort_keys=True).encode()
         method = _method(self.table["strategy"])
         return f"{self.task}-{method}-{self.seed}-{hashlib.sha256(settings).hexdigest()[:8]}"
 
@@ -213,18 +220,17 @@ def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 
 
 def effective(job: Mapping[str, Any], seed: int, where: str) -> dict[str, Any]:
-    """The job as it is stored, with the strategy's defaults, so that a changed default gives a new run."""
+    """The job as it is stored, with the strategy's defaults, so that a changed default is noticed."""
     parsed = SimulationConfig.parse({**job, "seed": seed}, where)
     table = parsed.table()
-    table["strategy"] = _with_defaults(table["strategy"])
-    normalised: dict[str, Any] = json.loads(json.dumps(table))
-    return normalised
+    table["strategy"] = complete(table["strategy"])
+    return _as_json(table)
 
 
-def _with_defaults(strategy: Mapping[str, Any]) -> dict[str, Any]:
-    """With the defaults of the method, under the name that the job has for it."""
-    table = {**describe(build(strategy)), "name": strategy["name"]}
-    return {**table, "base": _with_defaults(strategy["base"])} if "base" in strategy else table
+def _as_json(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table as it is read back from a file."""
+    plain: dict[str, Any] = json.loads(json.dumps(table))
+    return plain
 
 
 def _with_options(strategy: Mapping[str, Any], scale: Scale) -> dict[str, Any]:

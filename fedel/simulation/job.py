@@ -14,7 +14,7 @@ from fedel.errors import ConfigError
 from fedel.job import RunConfig
 from fedel.simulation.conditions import Faults, Network
 from fedel.simulation.devices import FleetConfig
-from fedel.strategies import build
+from fedel.strategies import build, defaults
 from fedel.training.settings import COMPUTE
 
 
@@ -71,8 +71,14 @@ class SimulationConfig:
     def table(self) -> dict[str, Any]:
         """The effective configuration, every default written out."""
         settings, run = asdict(self), self.run.table()
-        del run["clients"]  # of agents; runs keep the names that they had before there was this key
+        del run["clients"]  # of agents
         return {**run, **{key: value for key, value in settings.items() if key != "run"}}
+
+    @staticmethod
+    def defaults(strategy: Mapping[str, Any]) -> dict[str, Any]:
+        """The table of a job that says nothing but which method, whose defaults are written out too."""
+        table = SimulationConfig.parse({}).table()
+        return {**table, "strategy": defaults(strategy)}
 
 
 def _fill_in(run: dict[str, Any], settings: dict[str, Any], where: str) -> None:

@@ -96,7 +96,8 @@ class RunFolder:
                 "another name (--name, name=), or delete it"
             )
         stored = config.read(self.path / "config.toml")
-        check_same(stored, settings, self.path, SimulationConfig().table(), _FREE_TO_CHANGE)
+        at_default = SimulationConfig.defaults(settings["strategy"])
+        check_same(stored, settings, self.path, at_default, _FREE_TO_CHANGE)
 
     def open(self, settings: Mapping[str, Any]) -> Checkpoint | None:
         """Start a run, or read its state if it has closed a round before."""

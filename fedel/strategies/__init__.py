@@ -63,7 +63,15 @@ PARTS = (
 )
 """What makes a class a strategy, as in ``fedel.types.Strategy``."""
 
-__all__ = ["METHODS", "build", "describe", "find", *(method.__name__ for method in METHODS.values())]
+__all__ = [
+    "METHODS",
+    "build",
+    "complete",
+    "defaults",
+    "describe",
+    "find",
+    *(method.__name__ for method in METHODS.values()),
+]
 
 
 def build(table: Mapping[str, Any], where: str = "[strategy]") -> Strategy:
@@ -118,3 +126,27 @@ def describe(strategy: Strategy) -> dict[str, Any]:
         value = getattr(strategy, field.name)
         table[field.name] = describe(value) if field.name == "base" else value
     return table
+
+
+def complete(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with the method's defaults written out, under the name that it has there.
+
+    >>> complete({"name": "fedprox", "base": {"name": "fedel", "beta": 0.4}})["base"]["beta"]
+    0.4
+    """
+    whole = {**describe(build(table)), "name": table["name"]}
+    return {**whole, "base": complete(table["base"])} if "base" in table else whole
+
+
+def defaults(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of the same method with every option at its default.
+
+    >>> defaults({"name": "fedprox", "base": {"name": "fedel", "beta": 0.4}})["base"]["beta"]
+    0.6
+    """
+    return complete(_without_options(table))
+
+
+def _without_options(table: Mapping[str, Any]) -> dict[str, Any]:
+    bare = {"name": table["name"]}
+    return {**bare, "base": _without_options(table["base"])} if "base" in table else bare

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from fedel.cli.experiment import NAMES
@@ -42,6 +44,15 @@ def test_whatever_is_set_otherwise_makes_another_run():
     assert 7 == len(set(names("beta", before).values()))
     seeds = [run.name for run in plan("table1", before) if run.label == "fedavg"]
     assert 2 == len(set(seeds))
+
+
+def test_a_key_that_jobs_did_not_have_yet_changes_no_name():
+    run = next(run for run in plan("table1", fake_runs.scale()) if run.label == "fedel")
+    without = {**run.table, "strategy": dict(run.table["strategy"]), "work": dict(run.table["work"])}
+    del without["work"]["weight_decay"], without["strategy"]["weighting"], without["network"]
+    assert run.name == replace(run, table=without).name
+    other = {**without, "work": {**without["work"], "weight_decay": 0.25}}
+    assert run.name != replace(run, table=other).name
 
 
 def test_the_name_is_for_the_eye_too():

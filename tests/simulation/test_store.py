@@ -147,6 +147,14 @@ def test_a_setting_of_a_later_release_is_at_its_default(tmp_path):
         folder.check({**settings, "server": {"average": 0.5, "momentum": 0.0}}, resume=True)
 
 
+def test_an_option_of_a_method_that_came_later_is_at_its_default(tmp_path):
+    folder, settings = RunFolder(tmp_path), run_config().table()
+    folder.open({**settings, "strategy": {"name": "fedel"}})
+    folder.check({**settings, "strategy": {"name": "fedel", "beta": 0.6}}, resume=True)
+    with pytest.raises(ConfigError, match=r"strategy\.beta = 0\.5, the run was started with 0\.6"):
+        folder.check({**settings, "strategy": {"name": "fedel", "beta": 0.5}}, resume=True)
+
+
 def test_a_model_is_kept_under_its_own_name(tmp_path):
     played = play(run_config(num_rounds=2), fleet(3), folder=tmp_path)
     RunFolder(tmp_path).keep("best.safetensors", played.checkpoint)
