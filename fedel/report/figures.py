@@ -105,14 +105,14 @@ _COLUMNS = (
     Column("last", "the last test alone", lambda f: percent(f.accuracy)),
     Column("best", "the best single test", lambda f: percent(f.best_accuracy)),
     Column("s/round", "mean seconds per round", lambda f: number(f.seconds_per_round, 3)),
-    Column("seconds", "of all rounds", lambda f: number(f.seconds, 2)),
+    Column("seconds", "of all rounds", lambda f: number(f.seconds, 1 if f.seconds >= 10 else 2)),
     Column(
         "vs. T_th",
         "time of a client that counts, compared with its budget, as a mean",
         lambda f: percent(f.mean_deviation, signed=True),
     ),
     Column("MB up", "of all clients and rounds", lambda f: number(_megabytes(f.bytes_up), 1)),
-    Column("MB down", "", lambda f: number(_megabytes(f.bytes_down), 1)),
+    Column("down", "megabytes", lambda f: number(_megabytes(f.bytes_down), 1)),
     Column(
         "lost",
         "updates that did not count, of all tasks",

@@ -20,9 +20,14 @@ def plural(count: int, word: str) -> str:
 
 
 def percent(value: float | None, signed: bool = False) -> str:
+    """
+    >>> percent(0.816), percent(0.017, signed=True), percent(1.47, signed=True), percent(None)
+    ('81.6 %', '+1.7 %', '+147 %', '-')
+    """
     if value is None or not math.isfinite(value):
         return "-"
-    return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
+    digits = 0 if signed and abs(value) >= 1 else 1
+    return f"{100 * value:{'+' if signed else ''}.{digits}f} %"
 
 
 def number(value: float | None, digits: int) -> str:
