@@ -138,13 +138,19 @@ class ShardRound:
                 "late", f"client '{client}' masked its update for attempt {attempt}, which was given up"
             )
 
-    def open(self, participants: Iterable[Participant], attempt: int = 0) -> None:
+    def open(self, participants: Iterable[Participant], attempt: int = 0) -> list[str]:
         """Take updates of these clients. A round that is sealed or ended is open again, with what it has; at
-        another attempt of secure aggregation it has nothing."""
+        another attempt of secure aggregation it has nothing. Returns the clients whose late updates, from an
+        earlier round, count no longer: they were given up, and may have another task."""
         if attempt != self.attempt:
             self.attempt, self._accepted = attempt, {}
-        self._participants = _by_task(participants)
+        self._participants = planned = _by_task(participants)
         self.sealed = self.ended = False
+        late = {client: each for client, each in self._accepted.items() if each.round_num < self.number}
+        given_up = sorted(client for client, each in late.items() if (client, each.round_num) not in planned)
+        for client in given_up:
+            del self._accepted[client]
+        return given_up
 
     def _check_in_time(self, client: str, round_num: int) -> None:
         if self.ended:

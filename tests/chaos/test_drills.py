@@ -22,7 +22,7 @@ from fedel.seeds import generator
 FAST = (2, 5, 53)
 """Together they have every kind of fault that SQLite allows."""
 WITHOUT_SERVER = ("kill", "freeze", "clock", "cut", "hold", "delay", "throttle", "damage", "full disk")
-FAILED_ONCE: tuple[int, ...] = (16,)
+FAILED_ONCE: tuple[int, ...] = (16, 6012)
 """Seeds of drills that were not sound at some time."""
 TWO_RESTARTS = 1025
 """Of the database, one during the other, with PostgreSQL; that was not sound once, too."""

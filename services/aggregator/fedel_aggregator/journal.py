@@ -13,7 +13,7 @@ import mmap
 import os
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +104,7 @@ class Journal:
         before = self.plan
         if before is not None and before.attempt != plan.attempt:
             for client in list(self._updates):
-                self._updates.pop(client).unlink()
+                self.forget(client)
         write_private(self.folder / PLAN_FILE, plan.SerializeToString(deterministic=True))
         if self.sealed:
             (self.folder / "sealed").unlink()
@@ -145,6 +145,10 @@ class Journal:
                 path.rename(unfinished)
             raise
         self._updates[client] = path
+
+    def forget(self, client: str) -> None:
+        """Delete an update that no longer counts."""
+        self._updates.pop(client).unlink()
 
     def drop(self, client: str) -> None:
         """Delete what a client sent so far."""
@@ -199,12 +203,19 @@ class Journal:
             except (UpdateRefused, *MALFORMED) as error:
                 raise damaged_update(path, error) from None
 
-    def hand_on(self, successor: Journal, oldest: int) -> None:
-        """Let unfinished updates go on in the next round, if they are of round ``oldest`` or a later one."""
-        for path in self.folder.glob("*.part"):
-            round_num = _round_of(path)
-            if round_num is not None and round_num >= oldest:
-                path.rename(successor.folder / path.name)
+    def hand_on(self, successor: Journal, oldest: int, counted: Collection[str] | None) -> None:
+        """Let the next round have what is of round ``oldest`` or a later one: updates that are not finished,
+        and those of clients that are not ``counted``, if that is known."""
+        paths = list(self.folder.glob("*.part"))
+        if counted is not None:
+            names = {self._path(client, "update").name for client in counted}
+            paths += [path for path in self.folder.glob("*.update") if path.name not in names]
+        moved = [path for path in paths if _round_of(path) >= oldest]
+        for path in moved:
+            path.rename(successor.folder / path.name)
+        if moved:
+            # What was acknowledged is there before the folder that it comes from is gone.
+            sync_directory(successor.folder)
 
     def retire(self) -> None:
         """End the round."""
@@ -248,12 +259,12 @@ def open_update(path: Path) -> tuple[UpdateHeader, int]:
     return header, _MESSAGE_START + len(message)
 
 
-def _round_of(path: Path) -> int | None:
-    """The round of an unfinished update; ``None`` if it cannot be read."""
+def _round_of(path: Path) -> int:
+    """The round that an update is of; -1 if it cannot be read."""
     try:
         return open_update(path)[0].report.round_num
     except Damaged:
-        return None
+        return -1
 
 
 def _number(value: int) -> bytes:

@@ -89,6 +89,9 @@ class ShardRun:
         ended, max_staleness = (self._folder / ENDED_FILE).exists(), self._folds.staleness.max_rounds
         meta = self.versions.meta(number)
         journal = Journal(self._folder / "rounds" / f"{number:06d}", self._recycled)
+        closed = [Journal(path, self._recycled) for path in self._rounds() if path != journal.folder]
+        for each in closed:
+            self._hand_on(each, journal)
         plan, started = journal.plan, time.monotonic()
         headers = {header.report.client: header for header in journal.load()}
         # An ended run needs no memory for sums.
@@ -108,9 +111,8 @@ class ShardRun:
             attempt=0 if plan is None else plan.attempt,
             counted_before=self._counted_before(meta),
         )
-        for folder in self._rounds():
-            if folder != journal.folder:
-                self._retire(Journal(folder, self._recycled), journal)
+        for each in closed:
+            self._retire(each)
 
     def _counted_before(self, newest: Meta) -> Iterator[tuple[str, Content]]:
         """What must not count again: the updates of the rounds that a late one may be of."""
@@ -120,10 +122,14 @@ class ShardRun:
                 yield from self.versions.meta(version).counted.items()
         yield from newest.counted.items()
 
-    def _retire(self, closed: Journal, successor: Journal) -> None:
-        """What is unfinished goes on in the next round if it would still count there."""
-        oldest = int(successor.folder.name) - self._folds.staleness.max_rounds
-        closed.hand_on(successor, oldest)
+    def _hand_on(self, closed: Journal, successor: Journal) -> None:
+        """What is unfinished, or did not count because another aggregator did not have it yet, goes on in the
+        next round if it would still count there."""
+        version = int(closed.folder.name) + 1
+        counted = self.versions.meta(version).counted if self.versions.meta_path(version).exists() else None
+        closed.hand_on(successor, int(successor.folder.name) - self._folds.staleness.max_rounds, counted)
+
+    def _retire(self, closed: Journal) -> None:
         made = self.versions.meta_path(int(closed.folder.name) + 1)
         if self._kept and made.exists():
             self._kept.keep(closed.folder, made)
@@ -186,7 +192,10 @@ class ShardRun:
             sync_directory(self._folder)
         if plan.attempt != self.round.attempt:
             self._fold, self._reports = None, {}
-        self.round.open(map(participant_from_pb, plan.participants), plan.attempt)
+        for client in self.round.open(map(participant_from_pb, plan.participants), plan.attempt):
+            self._journal.forget(client)
+            self._fold = None
+            del self._reports[client]
         return True
 
     def end(self) -> None:

@@ -202,6 +202,46 @@ async def test_late_policy_next(tmp_path):
         assert ("FAILED_PRECONDITION", "late") == await refusal(send(stub, make_update("d", 0)))
 
 
+@pytest.mark.parametrize("keep_updates", [0, -1])
+@asynchronous
+async def test_what_another_aggregator_did_not_have_yet_counts_in_the_next_round(tmp_path, keep_updates):
+    """It was acknowledged here, so its client does not send it again; nor is it lost in a restart."""
+    early, other = make_update("a", 0), make_update("b", 1)
+    async with aggregator(tmp_path, keep_updates=keep_updates) as (stub, _):
+        await create(stub, late="next")
+        for update in (early, make_update("b", 0)):
+            await send(stub, update)
+        await close(stub, 0, ["b"])
+        model = (await fetch_model(stub, "run")).tensors
+        assert (await send(stub, early)).duplicate
+    async with aggregator(tmp_path, keep_updates=keep_updates) as (stub, _):
+        await send(stub, other)
+        assert ["a", "b"] == [report.client for report in await seal(stub, 1)]
+        await close(stub, 1)
+        caught_up = late_as(early, 1.0, first_model(), model)
+        made = (await fetch_model(stub, "run")).tensors
+        assert bits(fold_directly([caught_up, other], model).model) == bits(made)
+        # Twice it cannot count, nor two rounds later.
+        assert (await send(stub, early)).duplicate
+        await send(stub, make_update("c", 2))
+        assert ["c"] == [report.client for report in await seal(stub, 2)]
+    if keep_updates:
+        assert () == audit(Sources("run", (tmp_path,))).findings
+
+
+@asynchronous
+async def test_what_was_given_up_makes_room_for_the_next_task(tmp_path):
+    async with aggregator(tmp_path) as (stub, _):
+        await create(stub, late="next")
+        for client in "ab":
+            await send(stub, make_update(client, 0))
+        await stub.SealRound(pb.SealRoundRequest(run="run", round_num=0)).read()
+        await stub.CommitRound(pb.CommitRoundRequest(run="run", round_num=0, clients=["b"]))
+        await open_round(stub, 1, oldest=0)
+        assert not (await send(stub, make_update("a", 1))).duplicate
+        assert [("a", 1)] == [(report.client, report.round_num) for report in await seal(stub, 1)]
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", "fednova"])
 @asynchronous
 async def test_late_policy_weigh(tmp_path, strategy):
