@@ -14,7 +14,17 @@ from fedel.experiments import runner
 from fedel.experiments.plans import PlannedRun
 from fedel.experiments.scale import Scale
 from fedel.experiments.sections import shown
-from fedel.experiments.stats import FAILS, HOLDS, UNDECIDED, UNKNOWN, Estimate, at_least, estimate
+from fedel.experiments.stats import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNKNOWN,
+    Estimate,
+    Factor,
+    at_least,
+    estimate,
+    factor,
+)
 from fedel.records import RoundRecord
 from fedel.report import runs as reports
 from fedel.report.curves import smoothed
@@ -126,20 +136,20 @@ class Race:
         return [(a.seconds_to(t, self.scope), b.seconds_to(t, self.scope)) for a, b, t in self.runs]
 
     @property
-    def ratio(self) -> Estimate | None:
+    def factor(self) -> Factor | None:
         """How many times sooner ours is; a run that never gets there counts as if it did at its end."""
         found = []
         for (ours, theirs, _), (a, b) in zip(self.runs, self.times, strict=True):
             ends = ours.seconds(self.scope), theirs.seconds(self.scope)
             found.append(min(b, ends[1]) / min(a, ends[0]))
-        return mean(found)
+        return factor(found) if found else None
 
     @property
     def sooner(self) -> str:
         """Whether ours is sooner. One that never got there could have, later: then only the other is known."""
-        if not self.runs:
+        if self.factor is None:
             return UNKNOWN
-        found = at_least(self.ratio, 1.0)
+        found = at_least(self.factor.logs, 0.0)
         ours, theirs = (any(t == math.inf for t in times) for times in zip(*self.times, strict=True))
         wrong = {HOLDS: ours, FAILS: theirs}.get(found, False)
         return UNDECIDED if wrong else found
@@ -150,8 +160,8 @@ class Race:
             return ""
         ours, theirs = (sum(t < math.inf for t in times) for times in zip(*self.times, strict=True))
         total = len(self.runs)
-        factor = f"{shown(self.ratio, 2)} times, " if ours == theirs == total else ""
-        return f"{factor}reached by {ours} and {theirs} of {total} runs"
+        times = f"{shown(self.factor, 2)} times, " if ours == theirs == total else ""
+        return f"{times}reached by {ours} and {theirs} of {total} runs"
 
 
 class Outcomes:

@@ -16,7 +16,7 @@ from fedel.experiments.sections import Picture, Section, Table
 from fedel.experiments.stats import ANSWERS
 
 OPENING = "headline"
-"""The experiment whose first picture opens the page."""
+"""The experiment whose first picture and opening table begin the page."""
 _STYLE = "details { margin: .2rem 0; } .claims td { white-space: normal; text-align: left; }"
 
 
@@ -42,10 +42,11 @@ def _headline(report: Report) -> list[str]:
     ]
 
 
-def _opening(report: Report) -> list[Picture]:
-    """The picture that says most, if its runs are there."""
-    found = [p for section in report.sections if section.name == OPENING for p in section.pictures]
-    return found[:1]
+def _opening(report: Report) -> tuple[list[Picture], list[Table]]:
+    """The picture and the table that say most, if their runs are there."""
+    first = [section for section in report.sections if section.name == OPENING]
+    drawn = [picture for section in first for picture in section.pictures]
+    return drawn[:1], [section.opening for section in first if section.opening]
 
 
 def _tally(report: Report) -> tuple[list[str], list[list[str]]]:
@@ -64,7 +65,11 @@ def page(report: Report) -> str:
     style = files("fedel.report").joinpath("report.css").read_text(encoding="utf-8")
     title = f"FedEL and the paper, scale {report.scale.name}"
     parts = [f"<h1>{title}</h1>", *(f"<p>{html.escape(line)}</p>" for line in _headline(report))]
-    parts += [f"<figure>{p.svg}</figure><p class=note>{html.escape(p.caption)}</p>" for p in _opening(report)]
+    drawn, tables = _opening(report)
+    parts += [f"<figure>{p.svg}</figure><p class=note>{html.escape(p.caption)}</p>" for p in drawn]
+    for table in tables:
+        parts.append(_html_table(list(table.columns), table.cells()))
+        parts.append(f"<p class=note>{html.escape(table.note)}</p>")
     parts.append(_html_table(*_tally(report)))
     for section in report.sections:
         parts.append(f"<h2 id={section.name}>{html.escape(section.title)}</h2>")
@@ -109,7 +114,10 @@ def _verdicts(section: Section) -> tuple[list[str], list[list[str]]]:
 
 def markdown(report: Report, pictures: str) -> str:
     lines = [f"# FedEL and the paper, scale `{report.scale.name}`", ""]
-    lines += [f"![{p.caption}]({pictures}/{p.name}.svg)\n\n{p.caption}\n" for p in _opening(report)]
+    drawn, tables = _opening(report)
+    lines += [f"![{p.caption}]({pictures}/{p.name}.svg)\n\n{p.caption}\n" for p in drawn]
+    for table in tables:
+        lines += [*_table_lines(table), "", f"{table.note}\n"]
     lines += [
         "Made by `fedel experiment`; `docs/experiments.md` explains how, and what the numbers mean. "
         "`docs/LOG.md` says what we found about claims that do not hold.",

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedel.experiments.stats import Estimate
+from fedel.experiments.stats import Estimate, Factor
 
 Row = Mapping[str, Any]
-"""Per column: text, a number, an ``Estimate``, or None if unknown."""
+"""Per column: text, a number, an ``Estimate``, a ``Factor``, or None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     """Runs that are not done yet."""
+    opening: Table | None = None
+    """What a reader in a hurry should see of it."""
 
 
 def shown(value: Any, digits: int = 1) -> str:
@@ -64,6 +66,9 @@ def shown(value: Any, digits: int = 1) -> str:
     if isinstance(value, Estimate):
         half = "" if value.half is None else f" ± {value.half:.{digits}f}"
         return shown(value.mean, digits) + half
+    if isinstance(value, Factor):
+        between = "" if value.logs.half is None else f" ({value.low:.{digits}f} to {value.high:.{digits}f})"
+        return shown(value.mean, digits) + between
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "never" if value == float("inf") else f"{value:,.{digits}f}"
     return str(value)

@@ -28,6 +28,26 @@ class Estimate:
         return self.mean + (self.half or 0.0)
 
 
+@dataclass(frozen=True)
+class Factor:
+    """How many times more something is, as a geometric mean: 4 and 1/4 are equally far from 1."""
+
+    logs: Estimate
+    """Of the logarithms of the ratios."""
+
+    @property
+    def mean(self) -> float:
+        return math.exp(self.logs.mean)
+
+    @property
+    def low(self) -> float:
+        return math.exp(self.logs.low)
+
+    @property
+    def high(self) -> float:
+        return math.exp(self.logs.high)
+
+
 HOLDS, FAILS, UNDECIDED, UNKNOWN = "holds", "does not hold", "undecided", "not known yet"
 ANSWERS = (HOLDS, FAILS, UNDECIDED, UNKNOWN)
 """To a claim: ``undecided`` where the confidence interval has both answers in it, which with one seed it
@@ -74,6 +94,14 @@ class Paired:
     p_value: float | None
     """Two-sided; None for a single pair, which says nothing about chance."""
     test: str
+
+
+def factor(ratios: Sequence[float]) -> Factor:
+    """
+    >>> found = factor([2.0, 0.5]); round(found.mean, 6), found.low < 0.5, found.high > 2.0
+    (1.0, True, True)
+    """
+    return Factor(estimate([math.log(ratio) for ratio in ratios]))
 
 
 def estimate(values: Sequence[float]) -> Estimate:

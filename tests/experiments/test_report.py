@@ -241,6 +241,18 @@ def test_the_headline_has_times_to_shares_of_fedavg_s_plateau_on_both_clocks(tmp
     assert "FedEL as in the paper" not in rows
 
 
+def test_the_page_opens_with_who_is_where_after_the_same_time(tmp_path):
+    page, section = made("headline", tmp_path / "runs", HEADLINE, fake_runs.scale(preset=PRESET))
+    (row,) = section.opening.rows
+    # On this clock the preset takes 2 * 16 * 8 s and FedAvg 2 * 10 * 4 s; their fourth tests reach the target.
+    figures = {name: round(row[name].mean, 6) for name in ("FedEL", "FedAvg", "fewer steps", "sooner")}
+    assert {"FedEL": 80.0, "FedAvg": 80.0, "fewer steps": 40.0, "sooner": 0.5} == figures
+    assert ("320 %", 2) == (row["time"], row["seeds"])
+    html, *_ = report.write(page, tmp_path / "out")
+    for text in (html.read_text(), (tmp_path / "out" / "results.md").read_text()):
+        assert text.index("fewer steps") < text.index("claims on")
+
+
 def test_the_headline_decides_against_fedavg_and_the_controls(tmp_path):
     _, section = made("headline", tmp_path, HEADLINE, fake_runs.scale(preset=PRESET))
     answers = {verdict.claim.partition(": ")[2]: verdict.answer for verdict in section.verdicts}
