@@ -54,7 +54,8 @@ def printed(heading: str) -> list[str]:
     """The blocks of commands below a heading of the manual."""
     page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     section = re.split(r"^## ", page.split(f"\n## {heading}\n")[1], flags=re.MULTILINE)[0]
-    return re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    return [commands for language, commands in blocks if not language]
 
 
 def say(what: str, seconds: float) -> None:

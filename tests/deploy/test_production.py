@@ -58,8 +58,6 @@ def adapted(folder: Path) -> None:
     table["images"] = [{"name": "fedel-server", "newTag": __version__}]
     table["patches"].append({"target": {"kind": "StatefulSet"}, "patch": LESS})
     path.write_text(yaml.safe_dump(table), encoding="utf-8")
-    for name in ("database.url", "database-ca.crt"):
-        shutil.copy(Path(DATABASE) / name, folder)
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +67,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in (SERVERS.name, EDGE.name):
         shell(f"kubectl delete namespace {name} --ignore-not-found --wait")
     adapted(found)
+    for name in ("database.url", "database-ca.crt"):
+        shutil.copy(Path(DATABASE) / name, found)
     yield found
     if not os.environ.get("FEDEL_KEEP"):
         for name in (SERVERS.name, EDGE.name):
             shell(f"kubectl delete namespace {name}")
 
 
-def devices() -> list[Manifest]:
+def devices(services: list[Manifest]) -> list[Manifest]:
     """Pods in place of devices: what the overlay edge has, without its GPU and its node."""
     manifests = rendered("edge")
     template = named(manifests, "DaemonSet", "edge-agent")["spec"]["template"]
     spec = template["spec"]
     for key in ("runtimeClassName", "nodeSelector"):
         del spec[key]
-    services = json.loads(SERVERS.kubectl("get services -l fedel/public -o json"))["items"]
     spec["hostAliases"] = [
         {
             "ip": each["spec"]["clusterIP"],
@@ -134,7 +133,8 @@ def start_devices(folder: Path) -> None:
     shell(space, ROOT)
     files = " ".join(f"--from-file={device}" for device in DEVICES)
     shell(f"kubectl -n fedel-edge create secret generic fedel-enrolment {files}", folder)
-    (folder / "devices.yaml").write_text(yaml.safe_dump_all(devices()), encoding="utf-8")
+    services = json.loads(SERVERS.kubectl("get services -l fedel/public -o json"))["items"]
+    (folder / "devices.yaml").write_text(yaml.safe_dump_all(devices(services)), encoding="utf-8")
     shell("kubectl apply -f devices.yaml", folder)
     EDGE.kubectl("rollout status statefulset/device")
 
