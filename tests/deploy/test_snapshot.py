@@ -1,5 +1,5 @@
 """The script of backup-snapshots against an API server of few words: a usable snapshot of each claim, taken
-while the database stands still, and old ones deleted."""
+while the database is frozen, and old ones deleted."""
 
 from __future__ import annotations
 
