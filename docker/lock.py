@@ -30,7 +30,7 @@ GPU = ("cuda-", "nvidia-", "triton")
 """Only the builds of torch with CUDA need these; the image has the one for the CPU."""
 SETS = {
     "build": ("setuptools",),
-    "server": ("fedel[postgres,server]",),
+    "server": ("fedel[otel,postgres,server]",),
     "agent": ("fedel[edge,plots]",),
     "device": ("fedel[edge-own-torch]", "pip"),
 }

@@ -1,4 +1,4 @@
-"""``python -m k8s.public [OVERLAY]`` writes what exists once for each public name.
+"""``python -m k8s.public [OVERLAY]`` writes what exists once for each public name or shard.
 
 Kustomize cannot repeat a resource. The names are ``coordinator``, ``enrol`` and ``aggregator-0``, ...: an agent
 must reach one specific shard. The number of shards is in ``settings.yaml`` of the overlay (default:
@@ -112,7 +112,31 @@ def host_names(all_names: list[str]) -> list[Manifest]:
     ]
 
 
+def mounts(all_names: list[str]) -> list[Manifest]:
+    """A patch: the pod of a backup has the volume of every shard."""
+    shards = [name.removeprefix("aggregator-") for name in all_names if name.startswith("aggregator-")]
+    container = {
+        "name": "backup",
+        "volumeMounts": [{"name": f"shard-{shard}", "mountPath": f"/shards/{shard}"} for shard in shards],
+    }
+    volumes = [
+        {"name": f"shard-{shard}", "persistentVolumeClaim": {"claimName": f"state-aggregator-{shard}"}}
+        for shard in shards
+    ]
+    pod = {"spec": {"containers": [container], "volumes": volumes}}
+    job = {"spec": {"template": pod}}
+    return [
+        {
+            "apiVersion": "batch/v1",
+            "kind": "CronJob",
+            "metadata": {"name": "backup"},
+            "spec": {"jobTemplate": job},
+        }
+    ]
+
+
 OUTPUTS: dict[str, Callable[[list[str]], list[Manifest]]] = {
+    "components/backup/shards.patch.yaml": mounts,
     "components/gateway/routes.yaml": tls_routes,
     "components/ingress-nginx/ingress.yaml": ingress,
     "components/ingress-traefik/routes.yaml": traefik,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,8 +35,11 @@ class Made:
     """How long no round could go on."""
 
 
-def make(target: Path, places: Places) -> Made:
-    """Write a backup to a folder that does not exist yet; it gets its name when it is whole."""
+def make(target: Path, places: Places, while_frozen: Callable[[], None] = lambda: None) -> Made:
+    """Write a backup to a folder that does not exist yet; it gets its name when it is whole.
+
+    ``while_frozen`` is for what is kept elsewhere and must be of the same moment, such as snapshots of volumes.
+    """
     if target.exists():
         raise ConfigError(f"{target} exists already: name a new folder, such as one with today's date")
     for name, folder in places.data().items():
@@ -45,7 +49,7 @@ def make(target: Path, places: Places) -> Made:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700, parents=True)
     try:
-        made = _Making(unfinished, places).make()
+        made = _Making(unfinished, places, while_frozen).make()
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -58,6 +62,7 @@ def make(target: Path, places: Places) -> Made:
 class _Making:
     folder: Path
     places: Places
+    while_frozen: Callable[[], None]
     files: dict[str, FileFacts] = field(default_factory=dict)
 
     def make(self) -> Made:
@@ -70,7 +75,7 @@ class _Making:
                 mirror.settle()
         else:
             with snapshot(self.places.coordinator.database_url) as database:
-                frozen_seconds = _settle(database, list(mirrors.values()))
+                frozen_seconds = self._settle(database, list(mirrors.values()))
                 runs, schema = database.rounds(), database.schema
                 database.copy_to(self.folder / DATABASE)
             self.files[DATABASE] = facts_of(self.folder / DATABASE)
@@ -83,6 +88,14 @@ class _Making:
         _sync(self.folder)
         write_atomic(self.folder / MANIFEST, to_json(manifest, pretty=True), mode=0o600)
         return Made(manifest, frozen_seconds)
+
+    def _settle(self, database: Snapshot, mirrors: list[Mirror]) -> float:
+        with database.freeze():
+            started = time.monotonic()
+            for mirror in mirrors:
+                mirror.settle()
+            self.while_frozen()
+            return time.monotonic() - started
 
     def _take(self, name: str, mirror: Mirror) -> None:
         self.files.update({f"{name}/{file}": facts for file, facts in mirror.files.items()})
@@ -101,14 +114,6 @@ class _Making:
         mirror = Mirror(folder, self.folder / name)
         mirror.update()
         self._take(name, mirror)
-
-
-def _settle(database: Snapshot, mirrors: list[Mirror]) -> float:
-    with database.freeze():
-        started = time.monotonic()
-        for mirror in mirrors:
-            mirror.settle()
-        return time.monotonic() - started
 
 
 def newest_versions(data: Path) -> dict[str, int]:

@@ -19,7 +19,8 @@ K8S = ROOT / "k8s"
 EXPOSED = ("gateway", "gateway-v1alpha2", "ingress-nginx", "ingress-traefik", "load-balancer")
 """Components of which one is chosen."""
 EVERYTHING = "production+gateway+monitoring+backup+login+own-authority"
-OVERLAYS = ("dev", "edge", "production", EVERYTHING, *(f"production+{name}" for name in EXPOSED[1:]))
+SNAPSHOTS = "production+backup-snapshots"
+OVERLAYS = ("dev", "edge", "production", EVERYTHING, SNAPSHOTS, *(f"production+{name}" for name in EXPOSED[1:]))
 """An overlay, and the components that it takes."""
 KUBECTL = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path.home() / ".cache/fedel/bin"))
 Manifest = dict[str, Any]

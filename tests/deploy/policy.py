@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from tests.deploy.manifests import Manifest, containers
 
-TALKS_TO_THE_API = {"backup"}
+TALKS_TO_THE_API = "backup"
+"""The service account of the component backup-snapshots."""
 USES_ITS_NODE = {"edge-agent"}
 """Its state and data are on the device."""
 RESOURCES = ("cpu", "memory")
@@ -37,7 +38,8 @@ def _pod(name: str, spec: Manifest) -> Iterator[str]:
         yield "every start changes the modes of files, and others can read keys"
     if name not in USES_ITS_NODE and any("hostPath" in volume for volume in spec.get("volumes", [])):
         yield "mounts a path of the host"
-    if name not in TALKS_TO_THE_API and spec.get("automountServiceAccountToken") is not False:
+    has_token = spec.get("automountServiceAccountToken") is not False
+    if has_token and spec.get("serviceAccountName") != TALKS_TO_THE_API:
         yield "has a token of the Kubernetes API"
 
 

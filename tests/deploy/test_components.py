@@ -9,7 +9,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import psycopg
 import pytest
 import yaml
 
@@ -87,6 +86,10 @@ def test_host_and_shards_are_set_in_one_place(component: str, tmp_path: Path) ->
     assert (
         5 == named(manifests, "StatefulSet", "aggregator")["spec"]["replicas"] == len(coordinator.aggregators)
     )
+    (patch,) = yaml.safe_load_all((k8s / "components/backup/shards.patch.yaml").read_text())
+    volumes = patch["spec"]["jobTemplate"]["spec"]["template"]["spec"]["volumes"]
+    claims = [each["persistentVolumeClaim"]["claimName"] for each in volumes]
+    assert [f"state-aggregator-{i}" for i in range(5)] == claims
     text = yaml.safe_dump_all(manifests)
     assert "192.0.2.0/24" in text
     assert not re.search(r"\bHOST\b|fedel\.example\.org|from settings", text)
@@ -137,15 +140,10 @@ def test_every_container_that_signs_can_read_your_own_authority() -> None:
     for each in containers(template):
         assert "/authority" in [mount["mountPath"] for mount in each["volumeMounts"]], each["name"]
     assert "/authority" == environment(container(template, "certs"))["AUTHORITY"]
+    backup = container(dict(pod_templates(rendered(EVERYTHING)))["backup"], "backup")
+    assert "/authority" in [mount["mountPath"] for mount in backup["volumeMounts"]], "it follows the link"
     plain = named(rendered("production"), "StatefulSet", "coordinator")["spec"]["template"]
     assert "AUTHORITY" not in environment(container(plain, "certs"))
-
-
-def test_pg_dump_is_as_new_as_the_driver_of_the_coordinator() -> None:
-    """An older one knows neither newer servers nor newer words of the URL."""
-    template = dict(pod_templates(rendered(EVERYTHING)))["backup"]
-    (major,) = re.findall(r"postgres:(\d+)\.", container(template, "database")["image"])
-    assert psycopg.pq.version() // 10000 == int(major)
 
 
 @pytest.mark.parametrize("pod", ["coordinator", "aggregator"])

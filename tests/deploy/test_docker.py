@@ -70,6 +70,11 @@ def test_the_server_image_has_no_torch() -> None:
     assert "torch" in locked("agent")
 
 
+def test_the_server_image_can_send_traces() -> None:
+    """As docs/monitoring.md says of it."""
+    assert {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"} <= locked("server").keys()
+
+
 def locked(kind: str) -> dict[str, str]:
     """The versions in one of the lists with hashes."""
     text = (DOCKER / "requirements" / f"{kind}.txt").read_text(encoding="utf-8")

@@ -89,6 +89,16 @@ def test_the_policy_finds_violations(spoil: Callable[[Manifest], object], said: 
     assert said in found
 
 
+def claims(manifests: list[Manifest]) -> set[str]:
+    """Also those that a StatefulSet makes, one for each pod."""
+    found = names(manifests, "PersistentVolumeClaim")
+    for each in of_kind(manifests, "StatefulSet"):
+        for claim in each["spec"].get("volumeClaimTemplates", []):
+            stem = f"{claim['metadata']['name']}-{each['metadata']['name']}"
+            found |= {f"{stem}-{index}" for index in range(each["spec"]["replicas"])}
+    return found
+
+
 @each_overlay
 def test_references_of_a_pod_exist(overlay: str) -> None:
     manifests = rendered(overlay)
@@ -100,7 +110,7 @@ def test_references_of_a_pod_exist(overlay: str) -> None:
             if "configMap" in volume:
                 assert volume["configMap"]["name"] in names(manifests, "ConfigMap")
             if "persistentVolumeClaim" in volume:
-                assert volume["persistentVolumeClaim"]["claimName"] in names(manifests, "PersistentVolumeClaim")
+                assert volume["persistentVolumeClaim"]["claimName"] in claims(manifests)
             if "secret" in volume:
                 assert f"`{volume['secret']['secretName']}`" in page, (
                     "a secret that the manual does not mention"
