@@ -34,6 +34,7 @@ from fedel.records import Origin, RoundRecord, RunResult
 from fedel.report import runs
 from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
+from fedel.serialisation import to_json
 from fedel.simulation.job import SimulationConfig
 from fedel.simulation.store import alone, check_same
 from fedel.strategies import build
@@ -340,7 +341,7 @@ async def one_run(
     taken.save(directory)
     known = {status.run: status.phase for status in await list_runs(address, tls)} if own else {}
     if name not in known:
-        await create(address, name, job, spec, tensors, tls, code)
+        await create(address, name, job, spec, tensors, tls, code, to_json(taken))
     elif known[name] == pb.RUN_PHASE_PAUSED:
         await control(address, name, pb.RUN_ACTION_RESUME, tls)
     on_created()
