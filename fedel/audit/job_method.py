@@ -36,8 +36,8 @@ def known(
         if must_run and not may_run:
             raise ConfigError(
                 f"the method of run '{run}' came with the job, as code {code.bundle.sha256[:12]} of"
-                f" {code.signer}: to compute the versions again, this code has to run here. If you trust it, say"
-                " --run-code"
+                f" {code.signer}: to compute the versions again, this code has to run here. If you trust it,"
+                " say --run-code"
             )
         with plugins.only(None, code):
             yield
