@@ -1,7 +1,7 @@
 """The method of a run that came with its job: found where the servers keep it, by the hash that the run names.
 
-It is code of whoever signed it, and an audit has to run it: the fold makes the versions. So a person says that
-it may run here.
+It is the code of an operator, and an audit has to run it, because the fold makes the versions. So a person
+says that it may run here.
 """
 
 from __future__ import annotations
