@@ -1752,7 +1752,7 @@ class ClientStatus(_message.Message):
     silent_seconds: _builtins.float
     """Seconds since the coordinator last received a message from it."""
     phase: _builtins.str
-    """"idle", "download", "train", "upload" or "done"."""
+    """"idle", "download", "train", "upload", "done", or "lost" if nothing of it counts in the open round."""
     train_seconds: _builtins.float
     """Measured training seconds in its last round."""
     budget_seconds: _builtins.float
