@@ -28,7 +28,7 @@ from fedel.desk.screen import PHASES, Screen, more_than_there_are
 from fedel.desk.submit import CodeToSend, control, create, follow, list_runs
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
-from fedel.job import RunConfig
+from fedel.job import RunConfig, Split
 from fedel.job_code import JobCode
 from fedel.records import Origin, RoundRecord, RunResult
 from fedel.report import runs
@@ -112,6 +112,8 @@ def run(
         _check_folder(directory, parsed)
     elif is_over(directory, parsed, resume):
         return Result(runs.load(directory), made.objects)
+    if not coordinator:
+        parsed = replace(parsed, split=Split())  # [fleet.data] says it
     fleet_size = 0 if coordinator else len(fleet.slowdowns)
     if fleet_size and (too_many := more_than_there_are(parsed.rounds.num_participants, fleet_size)):
         say(console, too_many, "yellow")

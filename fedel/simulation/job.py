@@ -72,6 +72,7 @@ class SimulationConfig:
         """The effective configuration, every default written out."""
         settings, run = asdict(self), self.run.table()
         del run["clients"]  # of agents; runs keep the names that they had before there was this key
+        run.pop("split", None)
         return {**run, **{key: value for key, value in settings.items() if key != "run"}}
 
 
