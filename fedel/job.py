@@ -17,6 +17,7 @@ INPUTS = ("float32", "int64")
 MAX_INPUT, MAX_CLASSES = 10**9, 10**6
 """Values of one sample, and classes, of a job that says them."""
 FOLDS = ("mean", "trimmed_mean", "median")
+SPLITS = ("dirichlet", "dirichlet-equal", "user", "iid")
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,34 @@ class Server:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Parts of one data set that every device has, for trials on a federation (docs/data.md). A run on one
+    machine has ``[fleet.data]`` for it, a simulation ``[partition]``; both ignore this."""
+
+    clients: tuple[str, ...] = ()
+    """Names of the agents that take part: the first trains on part 0, the next on part 1. Empty: the section
+    ``[data]`` of each agent counts."""
+    method: str = field(default="dirichlet", metadata={"words": SPLITS})
+    """``dirichlet``, ``dirichlet-equal`` (parts of equal size), ``user`` (natural owners) or ``iid``."""
+    alpha: float = 0.1
+    """Concentration of ``dirichlet``; a small value gives uneven parts."""
+    balance: bool = True
+    """A client that already holds 1/N of the samples is skipped for the remaining classes."""
+    min_size: int = 10
+    """Draw again until the smallest part holds this many samples."""
+    seed: int = 0
+    """Seed of the split."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.clients)) < len(self.clients):
+            raise ValueError("clients: each name once, one part for each")
+
+    def takes(self, client: str) -> bool:
+        """Whether there is a part for this client, or no need of one."""
+        return not self.clients or client in self.clients
+
+
+@dataclass(frozen=True)
 class CodeFiles:
     """Your own model, data and method, which `fedel run --coordinator` sends along (docs/job-code.md). On this
     machine and in a simulation they are found without it."""
@@ -238,6 +267,7 @@ class RunConfig:
     upload: UploadSettings = field(default_factory=UploadSettings)
     protection: Protection = field(default_factory=Protection)
     server: Server = field(default_factory=Server)
+    split: Split = field(default_factory=Split)
     trainer: str = "fedel.training.factory:make_trainer"
     """The function that builds the trainer on a device: ``package.module:function``."""
     bundle: str = ""
@@ -263,8 +293,12 @@ class RunConfig:
         return config.parse(RunConfig, table, where)
 
     def table(self) -> dict[str, Any]:
-        """The effective configuration, with every default written out."""
-        return asdict(self)
+        """The effective configuration, with every default written out; ``split`` only if there is one, because
+        agents of earlier versions do not know it."""
+        table = asdict(self)
+        if not self.split.clients:
+            del table["split"]
+        return table
 
     def table_to_send(self) -> dict[str, Any]:
         """As servers and devices get it: without the name of a file of this machine."""

@@ -77,7 +77,7 @@ def stat(
     options = {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "orientation": "auto",
-        "textMode": "auto",
+        "textMode": "value_and_name" if legend else "auto",
         "wideLayout": True,
         "colorMode": "value",
         "graphMode": "area",
@@ -119,7 +119,7 @@ def lines(
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
     }
     if soft_high is not None:
-        custom["axisSoftMax"] = soft_high
+        custom |= {"axisSoftMin": 0, "axisSoftMax": soft_high}
     if steps is not None:
         custom["thresholdsStyle"] = {"mode": "line"}
     panel = _panel("timeseries", title, unit, about, queries, options, size)
@@ -218,6 +218,7 @@ def bars(
     steps: Sequence[tuple[str, float | None]] = PLAIN,
     low: float | None = None,
     high: float | None = None,
+    decimals: int | None = None,
     size: tuple[int, int] = (12, 10),
 ) -> Json:
     """The newest value of each series, as a list of bars."""
@@ -236,7 +237,8 @@ def bars(
     }
     instant = [q | {"instant": True, "range": False} for q in queries]
     panel = _panel("bargauge", title, unit, about, instant, options, size)
-    return _with(panel, thresholds=_thresholds(steps), color={"mode": "thresholds"}, min=low, max=high)
+    colour = {"mode": "thresholds"}
+    return _with(panel, thresholds=_thresholds(steps), color=colour, min=low, max=high, decimals=decimals)
 
 
 def variable(name: str, label: str, values: str, several: bool = False) -> Json:

@@ -28,12 +28,13 @@ from fedel.desk.screen import PHASES, Screen, more_than_there_are
 from fedel.desk.submit import CodeToSend, control, create, follow, list_runs
 from fedel.errors import ConfigError, DataError, ServiceError
 from fedel.files import write_atomic
-from fedel.job import RunConfig
+from fedel.job import RunConfig, Split
 from fedel.job_code import JobCode
 from fedel.records import Origin, RoundRecord, RunResult
 from fedel.report import runs
 from fedel.roles.run_state import TRIES_AGAIN
 from fedel.security.tls import Tls
+from fedel.serialisation import to_json
 from fedel.simulation.job import SimulationConfig
 from fedel.simulation.store import alone, check_same
 from fedel.strategies import build
@@ -111,6 +112,8 @@ def run(
         _check_folder(directory, parsed)
     elif is_over(directory, parsed, resume):
         return Result(runs.load(directory), made.objects)
+    if not coordinator:
+        parsed = replace(parsed, split=Split())  # [fleet.data] says it
     fleet_size = 0 if coordinator else len(fleet.slowdowns)
     if fleet_size and (too_many := more_than_there_are(parsed.rounds.num_participants, fleet_size)):
         say(console, too_many, "yellow")
@@ -340,7 +343,7 @@ async def one_run(
     taken.save(directory)
     known = {status.run: status.phase for status in await list_runs(address, tls)} if own else {}
     if name not in known:
-        await create(address, name, job, spec, tensors, tls, code)
+        await create(address, name, job, spec, tensors, tls, code, to_json(taken))
     elif known[name] == pb.RUN_PHASE_PAUSED:
         await control(address, name, pb.RUN_ACTION_RESUME, tls)
     on_created()

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fedel import config
 from fedel.data.model_input import FILE as INPUT_FILE
+from fedel.data.model_input import ModelInput
 from fedel.desk.screen import Screen
 from fedel.desk.submit import follow, look, result_of, save_model
 from fedel.errors import ConfigError
@@ -20,7 +21,7 @@ from fedel.files import write_atomic
 from fedel.job import RunConfig
 from fedel.records import RoundRecord, RunResult, best_of
 from fedel.security.tls import Tls
-from fedel.serialisation import parse_json
+from fedel.serialisation import from_json, parse_json
 from fedel.v1 import coordinator_pb2 as pb
 
 FILES = {"config.toml", "rounds.jsonl", "result.json", "model.safetensors", "best.safetensors", INPUT_FILE}
@@ -73,8 +74,13 @@ async def bring(
                 await save_model(address, name, file, tls, version)
     if not (directory / "rounds.jsonl").exists():
         write_atomic(directory / "rounds.jsonl", "".join(f"{record}\n" for record in records))
+    if files.finished and (directory / INPUT_FILE).exists():
+        return
+    found = await result_of(address, name, tls)
+    if found.input_json and not (directory / INPUT_FILE).exists():
+        from_json(ModelInput, found.input_json, f"input of run '{name}'").save(directory)
     if not files.finished:
-        files.finish(RunResult.from_json(await result_of(address, name, tls), f"result of run '{name}'"))
+        files.finish(RunResult.from_json(found.result_json, f"result of run '{name}'"))
 
 
 async def _once(file: Path, download: Callable[[Path], Any]) -> None:

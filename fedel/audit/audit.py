@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from fedel.audit import job_method
 from fedel.audit.books import Books, check_records, read_database, read_directory, unknown_rounds
 from fedel.audit.findings import DIFFERS, ILLEGAL, MISSING, TWICE, Finding, Findings
 from fedel.audit.recompute import Recomputed, recompute
@@ -28,6 +29,8 @@ class Sources:
     database_url: str = ""
     directory: Path | None = None
     """The run's directory, with ``rounds.jsonl``."""
+    run_code: bool = False
+    """Whether the method may run here if it came with the job."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,17 @@ def audit(sources: Sources) -> Audit:
         books = read_database(sources.database_url, sources.run, findings) if sources.database_url else None
         if sources.directory is not None:
             books = read_directory(sources.directory, books, findings)
+        stack.enter_context(
+            job_method.known(sources.run, sources.aggregators, books, sources.run_code, findings)
+        )
         folders = [data_dir / "runs" / safe_name(sources.run) for data_dir in sources.aggregators]
         read = [read_shard(folder, sources.run, findings) for folder in folders]
         shards = [shard for shard in read if shard is not None]
         made = [recompute(shard, findings) for shard in shards]
-    if books is not None:
-        check_records(books, findings)
-        unknown_rounds(books, findings)
-        check_windows(books, findings)
+        if books is not None:
+            check_records(books, findings)
+            unknown_rounds(books, findings)
+            check_windows(books, findings)
     for shard, again in zip(shards, made, strict=True):
         _check_counted_once(shard, findings)
         if books is not None:

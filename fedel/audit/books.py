@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sqlalchemy as sa
+from fedel_coordinator.job_code import code_of
 from fedel_coordinator.persistence import plan_from_json, spec_from_json
 from fedel_coordinator.run import from_config
 from fedel_coordinator.sql import SqlStore
@@ -14,6 +15,7 @@ from fedel_coordinator.store import RoundRow, RunRow, Store
 
 from fedel.audit.findings import DAMAGED, DIFFERS, ILLEGAL, MISSING, TWICE, Findings
 from fedel.job import RunConfig
+from fedel.job_code import JobCode
 from fedel.records import RoundRecord
 from fedel.roles.planner import Handover
 from fedel.roles.run_state import CLOSED, COMMITTED, ENDED, MAX_COMMITTED
@@ -37,6 +39,8 @@ class Books:
     """The records of closed rounds as they were written."""
     profiles: Mapping[str, TimingProfile] = field(default_factory=dict)
     """By client, as of its last join."""
+    code: JobCode | None = None
+    """What came with the job."""
 
     @property
     def ended(self) -> bool:
@@ -72,6 +76,8 @@ def _read_run(store: Store, run: str, books: Books, findings: Findings) -> None:
         books.config = RunConfig.parse(from_config(row), f"run '{run}'")
         books.spec = spec_from_json(row.spec_json)
         books.handover = from_json(Handover, row.state_json, "state_json")
+    with findings.reading(f"{books.where}, table codes", "the job's code cannot be read"):
+        books.code = code_of(store, f"audit of {run}", row.config_json)
     profiles = {}
     for client in store.clients(run):
         with findings.reading(f"{books.where}, client '{client.client}'", "its row cannot be read"):

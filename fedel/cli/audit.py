@@ -45,6 +45,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help=f"the coordinator's database_url (default: {DATABASE_VARIABLE})",
     )
     parser.add_argument("--runs-dir", type=Path, metavar="DIR", help="the coordinator's runs_dir")
+    parser.add_argument("--run-code", action="store_true", help="run the method that came with the job")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=main)
 
@@ -53,7 +54,8 @@ def main(arguments: argparse.Namespace) -> int:
     directory = arguments.runs_dir / arguments.name if arguments.runs_dir else None
     if not (arguments.aggregator or arguments.database or directory):
         raise ConfigError("nothing to look at: name --aggregator, --database or --runs-dir, best all three")
-    result = audit(Sources(arguments.name, tuple(arguments.aggregator), arguments.database, directory))
+    places = tuple(arguments.aggregator), arguments.database, directory
+    result = audit(Sources(arguments.name, *places, arguments.run_code))
     print(to_json(result) if arguments.json else describe(result))
     return 0 if result.sound else 1
 

@@ -17,13 +17,14 @@ import numpy as np
 from fedel.data.dataset import Dataset
 from fedel.errors import DataError
 from fedel.files import write_atomic
+from fedel.job import SPLITS
 from fedel.seeds import generator
 from fedel.serialisation import parse_json
 from fedel.types import Array
 
 Partition = list[Array]
 """Sorted sample indices of each client; no sample belongs to two clients."""
-METHODS = ("dirichlet", "dirichlet-equal", "user", "iid")
+METHODS = SPLITS
 
 
 @dataclass(frozen=True)

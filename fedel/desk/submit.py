@@ -32,6 +32,8 @@ from fedel.wire.watch import whole
 
 T = TypeVar("T")
 DOWNLOAD_TRIES = 5
+MAX_INPUT_BYTES = 500_000
+"""A longer text about the model's input (a vocabulary of many words) stays at the desk."""
 LAST_ROUNDS = 3
 """The newest two may still wait for their test."""
 
@@ -57,8 +59,12 @@ async def create(
     tensors: Tensors,
     tls: Tls | None = None,
     code: CodeToSend | None = None,
+    input_json: str = "",
 ) -> None:
-    """Send the code, if any, and the first model to every aggregator, then create the run."""
+    """Send the code, if any, and the first model to every aggregator, then create the run.
+
+    ``input_json`` says what the model takes; the coordinator keeps it for those who fetch the result.
+    """
     method_in = code.sha256 if code and code.has_method else ""
     async with connect(address, tls) as channel:
         if code is not None:
@@ -88,7 +94,10 @@ async def create(
                 part = {name: tensors[name] for name in names or spec.by_name}
                 await _answer_of(shard, push_model(stub, header, part), tls)
         request = pb.CreateRunRequest(
-            run=run, config_json=json.dumps(job.table_to_send()), spec=spec_to_pb(spec)
+            run=run,
+            config_json=json.dumps(job.table_to_send()),
+            spec=spec_to_pb(spec),
+            input_json=input_json if len(input_json.encode()) <= MAX_INPUT_BYTES else "",
         )
         await _answer_of(address, coordinator.CreateRun(request), tls)
 
@@ -137,11 +146,11 @@ async def delete(
         return list((await _answer_of(address, CoordinatorServiceStub(channel).DeleteRuns(request), tls)).runs)
 
 
-async def result_of(address: str, run: str, tls: Tls | None = None) -> str:
-    """The result of a run that is over, as JSON."""
+async def result_of(address: str, run: str, tls: Tls | None = None) -> pb.GetResultResponse:
+    """The result of a run that is over, and what its model takes."""
     async with connect(address, tls) as channel:
         request = pb.GetResultRequest(run=run)
-        return (await _answer_of(address, CoordinatorServiceStub(channel).GetResult(request), tls)).result_json
+        return await _answer_of(address, CoordinatorServiceStub(channel).GetResult(request), tls)
 
 
 async def list_runs(address: str, tls: Tls | None = None) -> list[pb.RunStatus]:

@@ -71,7 +71,8 @@ class SimulationConfig:
     def table(self) -> dict[str, Any]:
         """The effective configuration, every default written out."""
         settings, run = asdict(self), self.run.table()
-        del run["clients"]  # of agents
+        for of_agents in ("clients", "split"):
+            run.pop(of_agents, None)
         return {**run, **{key: value for key, value in settings.items() if key != "run"}}
 
     @staticmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -28,6 +29,8 @@ from fedel.types import BlockBytes, LocalWork, MemoryUse
 T = TypeVar("T")
 _QUIET = {"KINETO_LOG_LEVEL": "99"}
 """Torch's profiler prints a line for every start and stop otherwise."""
+_one_at_a_time = threading.Lock()
+"""Torch has one profiler for the whole process, which crashes if two threads use it at the same time."""
 
 
 def can_measure(device: torch.device) -> bool:
@@ -116,7 +119,7 @@ def peak_of(work: Callable[[], T], device: torch.device) -> tuple[T, int]:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     # torch.profiler does the same, and loads modules of 75 MB for it.
-    with torch.autograd.profiler.profile(profile_memory=True) as found:
+    with _one_at_a_time, torch.autograd.profiler.profile(profile_memory=True) as found:
         result = work()
     assert found.kineto_results is not None
     events = [e for e in found.kineto_results.events() if e.name() == "[memory]"]

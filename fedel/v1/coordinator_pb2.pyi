@@ -1269,10 +1269,13 @@ class CreateRunRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    INPUT_JSON_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Name of the run; unique at this coordinator."""
     config_json: _builtins.str
     """Effective configuration, as JSON."""
+    input_json: _builtins.str
+    """What the model takes and what its answers mean, as in input.json; kept for those who fetch the result."""
     @_builtins.property
     def spec(self) -> _model_pb2.ModelSpec:
         """Blocks and tensors of the model."""
@@ -1283,10 +1286,11 @@ class CreateRunRequest(_message.Message):
         run: _builtins.str = ...,
         config_json: _builtins.str = ...,
         spec: _model_pb2.ModelSpec | None = ...,
+        input_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "run", b"run", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "input_json", b"input_json", "run", b"run", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1499,16 +1503,20 @@ class GetResultResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULT_JSON_FIELD_NUMBER: _builtins.int
+    INPUT_JSON_FIELD_NUMBER: _builtins.int
     result_json: _builtins.str
     """As in result.json."""
+    input_json: _builtins.str
+    """As in input.json; empty if who created the run did not say it."""
     def __init__(
         self,
         *,
         result_json: _builtins.str = ...,
+        input_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["result_json", b"result_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_json", b"input_json", "result_json", b"result_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1744,7 +1752,7 @@ class ClientStatus(_message.Message):
     silent_seconds: _builtins.float
     """Seconds since the coordinator last received a message from it."""
     phase: _builtins.str
-    """"idle", "download", "train", "upload" or "done"."""
+    """"idle", "download", "train", "upload", "done", or "lost" if nothing of it counts in the open round."""
     train_seconds: _builtins.float
     """Measured training seconds in its last round."""
     budget_seconds: _builtins.float

@@ -50,6 +50,7 @@ def board() -> Json:
                     'run_device_type:fedel_budget_deviation_ratio:p95_1h{run="$run"}', "{{device_type}}, 95th"
                 ),
                 steps=GOOD_IS_LOW,
+                soft_high=0.25,
                 size=(12, 9),
             ),
             bars(
@@ -60,6 +61,7 @@ def board() -> Json:
                 steps=DEVIATION,
                 low=-1,
                 high=1,
+                decimals=1,
             ),
             lines(
                 "Slower than the profile",

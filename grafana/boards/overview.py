@@ -84,6 +84,26 @@ def board() -> Json:
                 query('fedel_model_test_loss{run="$run"}', "test"),
             ),
             lines(
+                "Accuracy on the clients' own data",
+                "percentunit",
+                "Of the samples that each client holds out: the mean over clients, the worst client, and the"
+                " spread between them (standard deviation). Empty if the job has no such tests.",
+                *(
+                    query(f'fedel_clients_accuracy_ratio{{run="$run", statistic="{statistic}"}}', legend)
+                    for statistic, legend in (("mean", "mean"), ("worst", "worst"), ("deviation", "spread"))
+                ),
+                low=0,
+                high=1,
+            ),
+            lines(
+                "Accuracy on own data by device type",
+                "percentunit",
+                "Mean over the clients of each type, to see whether the model is worse for one kind of device.",
+                query('fedel_device_type_accuracy_ratio{run="$run"}', "{{device_type}}"),
+                low=0,
+                high=1,
+            ),
+            lines(
                 "Round latency",
                 "s",
                 "Seconds of the last round, and seconds since the open round began (0 between rounds).",

@@ -61,9 +61,11 @@ def board() -> Json:
             bars(
                 "Refused by reason",
                 "suffix: uploads",
-                "Uploads refused in the time shown. late, sealed, early, idle and superseded are normal;"
-                " the others are errors.",
-                query("sum by (reason) (increase(fedel_uploads_refused_total[$__range]))", "{{reason}}"),
+                "Uploads refused in the time shown, the ten most frequent reasons. late, sealed, early, idle"
+                " and superseded are normal; the others are errors.",
+                query(
+                    "topk(10, sum by (reason) (increase(fedel_uploads_refused_total[$__range])))", "{{reason}}"
+                ),
                 steps=(("green", None), ("yellow", 1)),
                 low=0,
                 size=(12, 8),

@@ -42,7 +42,6 @@ def board() -> Json:
                 "none",
                 "Bias because clients train different parts; last round; 0 if all clients train all tensors.",
                 'fedel_round_bias_o1{run="$run"}',
-                decimals=3,
                 width=6,
             ),
             grid(

@@ -104,3 +104,11 @@ def test_licence_and_authors(wheel: ZipFile, metadata: Message) -> None:
 )
 def test_data_files(wheel: ZipFile, file: str) -> None:
     assert file in wheel.namelist()
+
+
+def test_docs_install_the_wheel_that_is_made(wheel: ZipFile) -> None:
+    assert wheel.filename is not None
+    name = wheel.filename.rpartition("/")[2]
+    assert f"pip install './{name}[edge-own-torch]'" in (ROOT / "docs" / "jetson.md").read_text(
+        encoding="utf-8"
+    )

@@ -62,7 +62,7 @@ def job_of(**said: object) -> RunConfig:
 async def devices(
     address: str, folder: Path, classes: dict[str, int], size: int = 8
 ) -> AsyncIterator[list[Agent]]:
-    """Torch cannot measure twice at once in a process: they get a timing profile."""
+    """They get a timing profile: to measure one takes seconds."""
     save_profile(tiny.profile(first_model(job_of(**SAID))[1]), folder / "profile.json")
     async with AsyncExitStack() as stack:
         agents = []

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fedel.core.timing import step_cost
 from fedel.job import RunConfig
 from fedel.strategies.base import WrappedTrainer
-from fedel.training.settings import Evaluator, TrainerSettings
+from fedel.training.settings import Evaluator, HeldOut, TrainerSettings
 from fedel.types import Tensors, Trained, Trainer, TrainSpec
 from tests.agents.trainers import FakeScore, score
 from tests.strategies.fakes import fleet
@@ -45,7 +45,8 @@ class _Test:
         return self
 
 
-def in_turn(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None]:
+def in_turn(run: RunConfig, settings: TrainerSettings) -> tuple[Trainer, Evaluator | None, HeldOut | None]:
     index = settings.data.index
     trainer = list(fleet(settings.data.of).values())[index]
-    return _InTurn(trainer, 3.0 if index == HOT else 0.5), _Test() if settings.evaluate else None
+    test = _Test() if settings.evaluate else None
+    return _InTurn(trainer, 3.0 if index == HOT else 0.5), test, HeldOut(_Test(), 10)

@@ -91,6 +91,7 @@ async def servers(
     pki: Pki,
     aggregator_tls: Tls | None = None,
     aggregator_code: Allowed | None = None,
+    keep_updates: int = 0,
     **settings: Any,
 ) -> AsyncIterator[Servers]:
     port_file, http_file = folder / "enrolment.address", folder / "http.address"
@@ -98,7 +99,7 @@ async def servers(
         tls = aggregator_tls or pki.tls("service", "aggregator")
         code = aggregator_code or Allowed()
         aggregator_config = AggregatorConfig(
-            listen="127.0.0.1:0", data_dir=folder / "aggregator", tls=tls, code=code
+            listen="127.0.0.1:0", data_dir=folder / "aggregator", tls=tls, code=code, keep_updates=keep_updates
         )
         bulk, aggregator = await stack.enter_async_context(aggregating(aggregator_config))
         config = CoordinatorConfig(

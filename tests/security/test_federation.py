@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
+from fedel_edge.session import _REFUSED_FAILURES
 from fedel_services import guard
 
 from fedel.desk.submit import create, follow, save_model
@@ -18,6 +19,7 @@ from fedel.security.identity import Identity
 from fedel.security.tls import Tls
 from fedel.training.settings import DataPart
 from fedel.v1 import coordinator_pb2 as pb
+from fedel.wire.retry import Backoff
 from tests.agents.stand_ins import running
 from tests.federation.support import job_of, until
 from tests.federation.trainers import scale_of, spec_of
@@ -139,6 +141,16 @@ async def test_a_revoked_agent_is_cut_off_and_comes_back_once_it_is_enrolled_aga
         pki.tls("agent", "client-0")
         await until(lambda: fleet.num_sessions == 1, "the session with a new certificate")
     assert "refused: the certificate of agent 'client-0' is revoked" in caplog.text
+    told = [record.getMessage() for record in caplog.records if record.name == "fedel_edge.session"]
+    assert any(
+        "once it is enrolled again, an agent connects by itself within a minute" in line for line in told
+    )
+
+
+def test_within_a_minute_is_what_a_refused_agent_waits_at_most() -> None:
+    """As its log promises: it reads its certificate again whenever it dials."""
+    waits = [Backoff(failures=failures).seconds for failures in (_REFUSED_FAILURES, 100) for _ in range(1000)]
+    assert 3 < max(waits) < 60
 
 
 @asynchronous

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
 
 import numpy as np
@@ -118,3 +119,20 @@ def test_without_kineto_memory_is_not_measured(
     found = measure_profile(make_model(), data.train_batch(np.arange(16)), work, rounds=1, limit_bytes=1)
     assert found.memory is None
     assert found.memory_limit_bytes == 0
+
+
+def test_two_threads_measure_at_the_same_time() -> None:
+    """As two agents in one process do; torch's profiler alone crashes then."""
+
+    def measured(size: int) -> list[int]:
+        peaks = []
+        for _ in range(20):
+            made, peak = memory_use.peak_of(lambda: torch.ones(size).mul(2), torch.device("cpu"))
+            assert size == len(made)
+            peaks.append(peak)
+        return peaks
+
+    with ThreadPoolExecutor(2) as threads:
+        small, large = threads.map(measured, (1_000, 100_000))
+    assert 8_000 <= min(small) == max(small) < 9_000, "each counts its own bytes"
+    assert 800_000 <= min(large) == max(large) < 801_000

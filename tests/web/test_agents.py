@@ -8,7 +8,7 @@ import pytest
 from fedel_coordinator.sessions import Device
 
 from fedel.wire.protocol import PROTOCOL
-from tests.services.coordinator.support import Federation, asynchronous
+from tests.services.coordinator.support import Federation, asynchronous, run_config, trainers
 from tests.web.browser import browsing, program
 from tests.web.support import shown
 
@@ -72,3 +72,32 @@ async def test_the_page_lists_agents_without_a_run(tmp_path: Path) -> None:
         assert await page.run("document.documentElement.scrollWidth") <= 360, "nothing is wider than the phone"
         assert "bad" != await page.run("document.title")
         assert [] == page.complaints
+
+
+@pytest.mark.skipif(program() is None, reason="Chromium is missing: apt-get install chromium")
+@asynchronous
+async def test_a_client_that_fails_is_named_in_its_row_with_the_reason(tmp_path: Path) -> None:
+    cell = "document.querySelector('tr[data-client=\"client-1\"] .budget-cell')?.textContent"
+    async with shown(tmp_path) as (federation, asker), browsing(tmp_path / "profile") as page:
+        await page.show_as(360, 640)
+        federation.agent("client-0", trainers()["client-0"])
+        federation.agent("client-1", trainers()["client-1"]).script = dict.fromkeys(range(500), "fail")
+        await federation.create(run_config(num_rounds=500, min_clients=2, evaluate_every=0))
+        await page.open(asker.address)
+        assert "out of memory" in await page.until(f"{cell}?.includes('out of memory') && {cell}")
+        await page.run(
+            "document.getElementById('show').value = 'failed',"
+            "document.getElementById('show').dispatchEvent(new Event('input'))"
+        )
+        await page.until("document.querySelectorAll('#clients tbody tr').length === 1")
+        await page.until("/\\(\\d+ times\\)/.test(document.querySelector('#log li')?.textContent)")
+        await page.until("document.getElementById('fleet-count').textContent.includes('1 with an error')")
+        assert await page.run("document.documentElement.scrollWidth") <= 360, "nothing is wider than the phone"
+        assert [] == page.complaints
+        clients = (await asker.get("/api/runs"))["runs"]
+        (row,) = [
+            each
+            for each in (await asker.get(f"/api/runs/{clients[0]['run']}"))["clients"]
+            if each["client"] == "client-1"
+        ]
+        assert "out of memory" in row["problem"]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from grpc import aio
 from prometheus_client import CollectorRegistry
 
 import fedel
 from fedel.errors import FedelError, ServiceError
-from fedel.roles.gate import MAX_NAME, clean, clean_lines
+from fedel.roles.gate import MAX_NAME, clean
 from fedel.roles.recorder import counted_seconds
 from fedel.telemetry import AgentMetrics
 from fedel.v1 import coordinator_pb2, task_pb2
@@ -26,9 +24,8 @@ from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import Dialer
 from fedel.wire.codec import speed_from_pb
 from fedel.wire.protocol import PROTOCOL
-from fedel.wire.streams import reason_of
 from fedel_edge import agent_state as decided
-from fedel_edge import device
+from fedel_edge import device, words
 from fedel_edge.agent_state import AgentState, Assignment, Effect
 from fedel_edge.certificates import keep_renewed, with_certificate_name
 from fedel_edge.config import AgentConfig
@@ -184,10 +181,10 @@ class Agent:
             _log.error("%s", clean(message.refused.reason), extra={"run": clean(message.refused.run)})
         elif kind == "ended":
             name = clean(message.ended.run, MAX_NAME)
-            _log.info("run '%s' is over: %s", name, _phase(message.ended.phase), extra={"run": name})
+            _log.info("run '%s' is over: %s", name, words.phase_of(message.ended.phase), extra={"run": name})
         effects = self._state.receive(message)
         for effect in effects:
-            if isinstance(effect, decided.Send) and (refusal := _refusal_in(effect.message)):
+            if isinstance(effect, decided.Send) and (refusal := words.refusal_in(effect.message)):
                 _log.warning("refused: %s", refusal, extra={"client": self.config.client})
         self._carry_out(effects)
 
@@ -354,7 +351,7 @@ class Agent:
         spent = {"download": phases.download, "train": phases.train, "upload": phases.upload}
         seconds = counted_seconds(scope, done.report.train_seconds, spent)
         self._metrics.observe(seconds, task.budget_seconds * max(1, steps))
-        _log.info("%s", _line(done), extra=self._about(task.run, task.round_num))
+        _log.info("%s", words.line_of(done), extra=self._about(task.run, task.round_num))
         if task.by_clock and task_run.run.drift.lasts(speed_from_pb(task.speed)):
             round_seconds = task.budget_seconds * max(1, steps)
             self._spawn(self._profile_again(task_run.run, round_seconds))
@@ -396,37 +393,4 @@ class Agent:
         return {"run": run, "round": round_num, "client": self.config.client}
 
     def _failure(self, run: str, round_num: int, error: Exception) -> SessionRequest:
-        """The message for the coordinator, which is logged too; an error that nobody foresaw with its trace."""
-        message = str(error)
-        if isinstance(error, aio.AioRpcError):
-            message = f"{reason_of(error) or error.code().name.lower()}: {error.details()}"
-        elif not isinstance(error, FedelError):
-            message = f"{type(error).__name__}: {error}"
-        foreseen = isinstance(error, aio.AioRpcError | FedelError)
-        message = clean(message)
-        _log.error("%s", message, exc_info=None if foreseen else error, extra=self._about(run, round_num))
-        # What a server answered says all; of anything else, the operator can see where it happened.
-        trace = "" if isinstance(error, aio.AioRpcError) else "".join(traceback.format_exception(error))
-        failed = coordinator_pb2.TaskFailed(
-            run=run, round_num=round_num, message=message, trace=clean_lines(trace)
-        )
-        return SessionRequest(failed=failed)
-
-
-def _refusal_in(message: SessionRequest) -> str:
-    return message.answer.reason if message.HasField("answer") else message.failed.message
-
-
-def _phase(number: int) -> str:
-    known = coordinator_pb2.RunPhase.values()
-    name = coordinator_pb2.RunPhase.Name(coordinator_pb2.RunPhase.ValueType(number)) if number in known else ""
-    return name.removeprefix("RUN_PHASE_").lower() or f"phase {number}"
-
-
-def _line(done: coordinator_pb2.TaskDone) -> str:
-    report, window = done.report, done.report.window
-    blocks = f"blocks {window.end_block}-{window.front_block}, " if window.front_block else ""
-    return (
-        f"round {report.round_num}: {blocks}loss {report.loss:.4f}, {report.train_seconds:.2f} s of training, "
-        f"{done.bytes_up / 1e6:.2f} MB up, {done.bytes_down / 1e6:.2f} MB down"
-    )
+        return words.failure(error, run, round_num, self._about(run, round_num))

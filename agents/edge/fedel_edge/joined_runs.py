@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from fedel.job import RunConfig
 from fedel.job_code import JobCode
 from fedel.serialisation import parse_json
 from fedel.strategies import build
-from fedel.training.settings import Evaluator, HeldOut
+from fedel.training.settings import Evaluator, HeldOut, TrainerSettings
 from fedel.types import Strategy, Trainer
 from fedel.v1 import coordinator_pb2
 from fedel.wire.codec import profile_to_pb
@@ -119,7 +119,7 @@ def prepare(
     with using_code():
         make = plugins.load(run.trainer, "trainer", ConfigError)
         strategy = build(run.strategy)
-        trainer, evaluator, *more = make(run, config.trainer_settings)
+        trainer, evaluator, *more = make(run, _settings(run, config))
     held_out: HeldOut | None = more[0] if more else None
     if trainer.spec.digest != offer.model_digest:
         raise ModelError(
@@ -145,6 +145,20 @@ def prepare(
         tests_beside_training=beside,
         using_code=using_code,
     )
+
+
+def _settings(run: RunConfig, config: AgentConfig) -> TrainerSettings:
+    """This device's own, with its part of the data where the job hands out parts."""
+    split, settings = run.split, config.trainer_settings
+    if not split.clients:
+        return settings
+    if config.client not in split.clients:
+        raise ConfigError(
+            f"[split] of the job has no part for '{config.client}': add its name to `clients` there"
+        )
+    how = {key: getattr(split, key) for key in ("method", "alpha", "balance", "min_size", "seed")}
+    index, of = split.clients.index(config.client), len(split.clients)
+    return replace(settings, data=replace(settings.data, index=index, of=of, **how))
 
 
 def _parsed(offer: coordinator_pb2.RunOffer) -> Any:

@@ -189,7 +189,7 @@ class Coordinator:
                 ", ".join(found[:3]),
             )
 
-    async def create(self, name: str, config_json: str, spec: ModelSpec) -> ShownRun:
+    async def create(self, name: str, config_json: str, spec: ModelSpec, input_json: str = "") -> ShownRun:
         """A new run, or the run of this name if it is the same; that one may have ended."""
         code = await asyncio.to_thread(code_of, self.store, f"new {name}", config_json)
         with plugins.only(self.config.code, code), closing(code) if code else nullcontext():
@@ -201,6 +201,7 @@ class Coordinator:
             num_shards=len(self.shards.addresses),
             phase=WAITING,
             created_at=self.clock(),
+            input_json=input_json,
         )
         known = await asyncio.to_thread(self.store.run, name)
         if known is None:
@@ -290,10 +291,10 @@ class Coordinator:
         row = await asyncio.to_thread(self.store.run, name)
         return self._shown(row) if row else None
 
-    async def result(self, name: str) -> str:
-        """The result of a run that is over, as JSON."""
+    async def result(self, name: str) -> tuple[str, str]:
+        """The result of a run that is over, and what its model takes, as JSON."""
         run = self.runs.get(name) or await self._load(name)
-        return (await asyncio.to_thread(run.keeper.result)).to_json()
+        return (await asyncio.to_thread(run.keeper.result)).to_json(), run.row.input_json
 
     def _shown(self, row: RunRow) -> ShownRun:
         run = self.runs.get(row.name)

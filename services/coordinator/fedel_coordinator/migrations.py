@@ -97,6 +97,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
     ),
     # Samples that a client tests models on and does not train on.
     ("ALTER TABLE clients ADD COLUMN num_held_out BIGINT NOT NULL DEFAULT 0",),
+    # What the model of a run takes, for those who fetch its result.
+    ("ALTER TABLE runs ADD COLUMN input_json TEXT NOT NULL DEFAULT ''",),
 )
 
 

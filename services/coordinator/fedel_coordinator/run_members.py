@@ -49,8 +49,9 @@ class RunMembers(ABC):
         """Run and round."""
 
     def allows(self, client: str) -> bool:
-        """Whether the client may get tasks from the next round on: its labels fit, and it is not cordoned."""
-        return self.services.fleet.allows(client, self.selector)
+        """Whether the client may get tasks from the next round on: its labels fit, it is not cordoned, and if
+        the job hands out parts of the data, there is one for it."""
+        return self.config.split.takes(client) and self.services.fleet.allows(client, self.selector)
 
     async def receive(self, session: Session, message: messages.Message) -> None:
         """A message of an agent about this run. What does not pass the gate is counted and logged."""

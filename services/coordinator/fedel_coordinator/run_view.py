@@ -19,6 +19,8 @@ from fedel_coordinator.sessions import Device
 from fedel_coordinator.store import ClientRow, RunRow, Store
 
 ROUND_PHASES = {OPEN: "train", SEALED: "fold"}
+LOST = "lost"
+"""Phase of a client whose update will not count in the open round."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class ClientView:
     deviation: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    problem: str = ""
+    """Why nothing of it counts in the open round, or did not in the last; empty if all is well."""
 
     @property
     def counted_seconds(self) -> float | None:
@@ -187,7 +191,7 @@ class LiveRun:
         run = self._run
         member, sessions = run.state.members[name], run.services.sessions
         device, activity = run.devices.get(name) or Device(), run.activities.get(name) or Activity()
-        figures = _figures(entry)
+        figures, lost = _figures(entry), run.state.open.lost if run.state.open else {}
         if activity.window is not None:
             figures["window"] = (activity.window.end, activity.window.front)
             figures["resets"] = max(activity.resets, figures["resets"])
@@ -209,7 +213,8 @@ class LiveRun:
             connected=sessions.ready(name, run.name),
             present=not member.has_left and sessions.present(name),
             silent_seconds=sessions.silent_for(name),
-            phase=activity.phase,
+            phase=LOST if name in lost else activity.phase,
+            problem=lost.get(name) or _refused(name, run.last_record),
             **figures,
         )
 
@@ -304,8 +309,13 @@ def _stored_client(row: ClientRow, record: RoundRecord | None) -> ClientView:
         num_samples=row.num_samples,
         agent_version=row.agent_version,
         memory_bytes=row.memory_bytes,
+        problem=_refused(row.client, record),
         **_figures(record.client(row.client) if record else None),
     )
+
+
+def _refused(client: str, record: RoundRecord | None) -> str:
+    return record.refused.get(client, "") if record is not None else ""
 
 
 def _figures(entry: ClientRecord | None) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
     async def CreateRun(self, request: pb.CreateRunRequest, context: Any) -> pb.CreateRunResponse:  # noqa: ARG002
         try:
-            run = await self._coordinator.create(request.run, request.config_json, spec_from_pb(request.spec))
+            spec = spec_from_pb(request.spec)
+            run = await self._coordinator.create(request.run, request.config_json, spec, request.input_json)
         except aio.AioRpcError as error:
             raise AggregatorAway(
                 f"an aggregator does not answer ({error.details()}): start it, then create the run again"
@@ -74,7 +75,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         run = await self._find(request.run)
         if not run.ended:
             raise RunActive(f"run '{run.name}' is not over: its result comes with its end")
-        return pb.GetResultResponse(result_json=await self._coordinator.result(run.name))
+        result, takes = await self._coordinator.result(run.name)
+        return pb.GetResultResponse(result_json=result, input_json=takes)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:  # noqa: ARG002
         runs = (await self._coordinator.shown_runs())[max(0, request.offset) :]

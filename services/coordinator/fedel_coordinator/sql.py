@@ -34,7 +34,7 @@ LOCKED_SECONDS = 30
 DAMAGED = ("malformed", "not a database")
 """What SQLite says about a file that it cannot read."""
 
-LARGE = ("spec_json", "state_json")
+LARGE = ("spec_json", "state_json", "input_json")
 """Columns of a run that a list of runs does without."""
 _TYPES = {"str": sa.Text, "int": sa.BigInteger, "float": sa.Double, "bool": sa.Boolean, "bytes": sa.LargeBinary}
 metadata = sa.MetaData()

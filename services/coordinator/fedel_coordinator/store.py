@@ -32,6 +32,8 @@ class RunRow:
     model_version: int = 0
     best_version: int = -1
     best_accuracy: float | None = None
+    input_json: str = ""
+    """What the model takes, for those who fetch the result; the coordinator does not read it."""
 
 
 @dataclass(frozen=True)

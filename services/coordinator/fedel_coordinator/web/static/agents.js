@@ -59,7 +59,9 @@ export class Agents {
 
   draw() {
     const here = this.agents.filter((agent) => agent.connected).length;
-    say($("fleet-count"), this.agents.length ? `${this.agents.length}, ${here} connected` : "none has connected yet");
+    const wrong = this.agents.filter((agent) => agent.last_error).length;
+    const errors = wrong ? `, ${wrong} with an error` : "";
+    say($("fleet-count"), this.agents.length ? `${this.agents.length}, ${here} connected${errors}` : "none has connected yet");
     const text = $("fleet-search").value.trim().toLowerCase(), show = SHOWN[$("fleet-show").value];
     const wanted = this.agents.filter((agent) => show(agent) && (!text || words(agent).includes(text)));
     const shown = wanted.slice(0, this.limit);

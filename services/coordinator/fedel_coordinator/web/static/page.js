@@ -135,7 +135,7 @@ function figures() {
       open?.num_lost ? `${open.num_lost} lost` : open ? "this round" : "last round"),
     figure("T_th", seconds(head.budget_seconds || last?.budget_seconds || null), "time budget per step, all clients", T_TH),
     figure("Accuracy", tested ? percent(tested.accuracy) : "–", head.best_accuracy === null ? "not tested yet" : `best ${percent(head.best_accuracy)}`),
-    ...(own ? [figure("On clients' own data", percent(own.mean_accuracy), `worst ${percent(own.worst_accuracy)} (${own.worst_client}), ${own.num_clients} clients`)] : []),
+    ...(own ? [figure("On own data", percent(own.mean_accuracy), `worst ${percent(own.worst_accuracy)} (${own.worst_client}), ${own.num_clients} clients`)] : []),
     figure("Clients", `${rows.filter((r) => r.connected).length} of ${rows.length}`, "connected"),
     figure("Last round", last ? seconds(last.latency_seconds) : "–", last?.deviation ? `slowest client ${signed(last.deviation.max)} against T_th` : ""),
     figure("Sent by clients", last ? bytes(last.bytes_up) : "–", full ? `${percent(1 - last.bytes_up / full, 0)} less than the whole model` : ""),
@@ -220,10 +220,14 @@ function drawClient() {
 
 function addEvents(events) {
   for (const event of events) {
-    const at = new Date(event.at * 1000);
+    const at = new Date(event.at * 1000), newest = $("log").firstElementChild;
+    // What happens again and again is one line, or it would push everything else out of sight.
+    const times = newest?.dataset.text === event.text ? Number(newest.dataset.times) + 1 : 1;
+    if (times > 1) newest.remove();
     const level = event.level === "info" ? null : el("b", {}, `${event.level}: `);
-    $("log").prepend(el("li", { class: event.level },
-      el("time", { datetime: at.toISOString(), title: at.toLocaleString() }, at.toLocaleTimeString()), el("span", {}, level, event.text)));
+    const again = times > 1 ? el("small", {}, ` (${times} times)`) : null;
+    $("log").prepend(el("li", { class: event.level, "data-text": event.text, "data-times": times },
+      el("time", { datetime: at.toISOString(), title: at.toLocaleString() }, at.toLocaleTimeString()), el("span", {}, level, event.text, again)));
   }
   while ($("log").children.length > MAX_LOG) $("log").lastChild.remove();
 }

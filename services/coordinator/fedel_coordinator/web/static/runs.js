@@ -27,7 +27,7 @@ function choice(run, chosen, ...children) {
 
 function button(run, chosen, now) {
   const best = run.best_accuracy === null ? "" : `, best ${percent(run.best_accuracy)}`;
-  const about = `${run.strategy}, ${run.phase}, ${run.rounds_closed} of ${run.num_rounds} rounds${best}`;
+  const about = `${run.strategy}, ${run.phase}, ${run.rounds_closed} of ${run.num_rounds} ${run.num_rounds === 1 ? "round" : "rounds"}${best}`;
   return el("li", {}, choice(run, chosen, run.run, el("small", {}, `${about}, ${ago(now - run.created_at)}`)));
 }
 

@@ -62,7 +62,7 @@ export class Table {
     const keep = (row) =>
       (!text || row.client.toLowerCase().includes(text) || row.device_type.toLowerCase().includes(text)) &&
       (show === "all" || (show === "here" && row.connected) || (show === "away" && !row.connected) ||
-        (show === "over" && row.deviation > 0.2));
+        (show === "over" && row.deviation > 0.2) || (show === "failed" && row.problem));
     const bySeen = (a, b) => (this.seen[a.client] ?? 0) - (this.seen[b.client] ?? 0);
     return [...this.rows.values()].filter(keep).sort(ORDERS[$("sort").value] ?? bySeen);
   }
@@ -83,12 +83,13 @@ export class Table {
 
   cells(row, button) {
     const range = row.window;
+    const spent = row.problem ? [el("small", { class: "problem" }, row.problem)] : [budgetBar(row.deviation), el("small", {}, against(row))];
     return [
       el("td", {}, button ?? el("button", { type: "button" }, row.client), el("small", {}, ` ${row.device_type || "unknown device"}`)),
-      el("td", { class: "phase" }, row.connected ? WORDS[row.phase] ?? row.phase : "not connected"),
+      el("td", { class: row.phase === "lost" ? "phase problem" : "phase" }, row.connected ? WORDS[row.phase] ?? row.phase : "not connected"),
       el("td", { class: "window-cell" }, windowBar(range, this.numBlocks),
         el("small", {}, range ? `${blocks(range)} of ${this.numBlocks}` : "no window")),
-      el("td", { class: "budget-cell" }, budgetBar(row.deviation), el("small", {}, against(row))),
+      el("td", { class: "budget-cell" }, ...spent),
       el("td", { class: "bytes" }, `${bytes(row.bytes_up)} sent`, el("small", {}, ` ${bytes(row.bytes_down)} received`)),
       el("td", { class: "seen" }, this.age(row.client)),
     ];
