@@ -13,14 +13,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedel import config
 from fedel.bench import trainer
+from fedel.bench.load import Load, Outcome
 from fedel.bench.proc import Watch
-from fedel.bench.workloads import Workload, values
+from fedel.bench.workloads import values
 from fedel.desk import child
 from fedel.desk.submit import create, follow
 from fedel.errors import ServiceError
@@ -35,27 +35,6 @@ RUN = "bench"
 START_SECONDS = 60.0
 NUM_LOADERS = 2
 """Processes that act as clients."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a system has to do."""
-
-    workload: Workload
-    num_clients: int
-    num_rounds: int
-    seconds: float
-    """It is ended after this time."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    watch: Watch
-    bytes_up: float | None = None
-    """Bytes of tensors that clients sent per round, where the system counts them."""
-    bytes_down: float | None = None
-    close_seconds: float | None = None
-    """From the last receipt to the new version, where the system says so."""
 
 
 def measure(load: Load, folder: Path, *, method: str = "fedavg", mtls: bool = False) -> Outcome:

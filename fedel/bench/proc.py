@@ -18,8 +18,9 @@ def stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
-def family(roots: Iterable[int]) -> list[int]:
-    """These processes and all that come from them and are alive."""
+def family(roots: Iterable[int], without: str = "") -> list[int]:
+    """These processes and all that come from them and are alive; ``without`` leaves out those, and what comes
+    from them, in whose command line it occurs."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -29,16 +30,24 @@ def family(roots: Iterable[int]) -> list[int]:
                 continue  # it has just ended
     found = [pid for pid in roots if pid in parents]
     for pid in found:  # grows while we look
-        found += [child for child, parent in parents.items() if parent == pid and child not in found]
+        children = [child for child, parent in parents.items() if parent == pid and child not in found]
+        found += [child for child in children if not without or without not in command(child)]
     return found
 
 
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of these processes, and of their children that have ended and were waited for."""
+    """User and system time of these processes."""
     ticks = 0
     for pid in pids:
         try:
-            ticks += sum(map(int, stat(pid)[11:15]))
+            ticks += sum(map(int, stat(pid)[11:13]))
         except OSError:
             continue
     return ticks / _TICKS
@@ -78,6 +87,8 @@ class Watch:
 
     servers: tuple[int, ...]
     clients: tuple[int, ...] = ()
+    without: str = ""
+    """Occurs in the command line of processes that a server starts, but that are not part of it."""
     marks: list[Mark] = field(default_factory=list)
     server_peak: int = 0
     client_peak: int = 0
@@ -97,12 +108,12 @@ class Watch:
 
     def mark(self) -> None:
         """A round is over."""
-        used = cpu_seconds(family(self.servers))
+        used = cpu_seconds(family(self.servers, self.without))
         self.marks.append(Mark(time.monotonic(), used, loopback_bytes()))
 
     def look(self) -> None:
         with self._lock:
-            self.server_peak = max(self.server_peak, peak_bytes(family(self.servers)))
+            self.server_peak = max(self.server_peak, peak_bytes(family(self.servers, self.without)))
             each = [peak_bytes(family([client])) for client in self.clients]
             self.client_peak = max([self.client_peak, *each])
 
