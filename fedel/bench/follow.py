@@ -24,7 +24,7 @@ def follow(
     needed: Iterable[int],
     clients: Callable[[], Iterable[int]] = lambda: (),
 ) -> Outcome:
-    """Mark every round until all are there, one of the ``needed`` processes ends, or time or memory is used up."""
+    """Mark every round until all are there, a ``needed`` process ends, or time or memory is used up."""
     file, needed, deadline = folder / ROUNDS, tuple(needed), time.monotonic() + load.seconds
     file.touch()
     with watch:
