@@ -52,3 +52,7 @@ def compare(now: Mapping[str, float], before: Mapping[str, float], margin: float
     said = f"{len(slower)} of {len(lines)} ratios are more than {margin:g} times the stored ones"
     end = f"{said}: {'; '.join(slower)}" if slower else said
     return [*table(["ratio", "stored", "now", "now / stored", ""], lines), "", end]
+
+
+def _word(change: float, margin: float) -> str:
+    return "slower" if change > margin else "faster" if change < 1 / margin else "same"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +17,6 @@ import numpy as np
 from fedel.bench import bare
 from fedel.bench.cpu import REPEATS, least_cpu, once
 from fedel.bench.load import Load
-from fedel.bench.ours import process
 from fedel.bench.page import table
 from fedel.bench.section import Options, Row, Rows, Say, Section
 from fedel.bench.workloads import workload
@@ -25,6 +25,14 @@ from fedel.errors import FedelError
 NUM_BYTES = 64 << 20
 PIECE = 1 << 20
 GRPC_CLIENTS = 2
+SENDER = """
+import socket, sys
+port, number, size = map(int, sys.argv[1:])
+with socket.create_connection(("127.0.0.1", port)) as out:
+    piece = bytes(size)
+    for _ in range(number):
+        out.sendall(piece)
+"""
 
 
 def measure(options: Options, _say: Say) -> Iterator[Row]:
@@ -33,18 +41,19 @@ def measure(options: Options, _say: Say) -> Iterator[Row]:
     copy, add = least_cpu(lambda: np.copyto(target, source), lambda: np.add(target, source, out=target))
     yield {"what": "memcpy", "bytes": NUM_BYTES, "cpu_seconds": copy}
     yield {"what": "accumulate float32", "bytes": NUM_BYTES, "cpu_seconds": add}
-    yield {"what": "receive, loopback TCP", "bytes": NUM_BYTES, **_tcp(options.folder)}
+    yield {"what": "receive, loopback TCP", "bytes": NUM_BYTES, **_tcp()}
     yield {"what": "write and fsync", "bytes": NUM_BYTES, **_disk(options.folder, source)}
     yield {"what": "gRPC stream, receive, add and send", **_grpc(options)}
 
 
-def _tcp(folder: Path) -> Row:
+def _tcp() -> Row:
     """CPU seconds of the receiver; another process sends."""
     seconds, walls, buffer = [], [], bytearray(PIECE)
     for _ in range(REPEATS):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = str(listener.getsockname()[1])
-            with process(folder / "tcp.log", folder, __name__, port), listener.accept()[0] as incoming:
+            sender = [sys.executable, "-I", "-c", SENDER, port, str(NUM_BYTES // PIECE), str(PIECE)]
+            with subprocess.Popen(sender), listener.accept()[0] as incoming:
                 begin, received = time.monotonic(), 0
 
                 def receive(incoming: socket.socket = incoming) -> None:
@@ -56,14 +65,6 @@ def _tcp(folder: Path) -> Row:
                 walls.append(time.monotonic() - begin)
                 assert received == NUM_BYTES, "the sender sends all of it"
     return {"cpu_seconds": min(seconds), "seconds": min(walls)}
-
-
-def send(port: int) -> None:
-    """In the other process."""
-    piece = bytes(PIECE)
-    with socket.create_connection(("127.0.0.1", port)) as out:
-        for _ in range(NUM_BYTES // PIECE):
-            out.sendall(piece)
 
 
 def _disk(folder: Path, source: np.ndarray) -> Row:  # type: ignore[type-arg]
@@ -109,6 +110,3 @@ def show(rows: Rows) -> list[str]:
 
 
 SECTION = Section("floors", "What the machine can do", 10, measure, show, quick=True)
-
-if __name__ == "__main__":
-    send(int(sys.argv[1]))
