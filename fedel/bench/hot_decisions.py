@@ -10,13 +10,12 @@ from typing import Any
 from fedel_coordinator.sessions import Device, Session
 
 from fedel.bench.cpu import Case
-from fedel.bench.trainer import NUM_SPEEDS
+from fedel.bench.trainer import NUM_SPEEDS, timing
 from fedel.bench.workloads import Workload
 from fedel.core import selection
 from fedel.job import RunConfig
 from fedel.records import ClientRecord, RoundRecord
 from fedel.roles.planner import Handover, RoundPlanner
-from fedel.testing import profile
 from fedel.types import ClientView, Task
 from fedel.v1 import coordinator_pb2, task_pb2
 
@@ -33,7 +32,7 @@ def cases(of: Workload) -> Iterator[Case]:
 
 def _plan(of: Workload) -> Case:
     planner = RoundPlanner(RunConfig.parse({"strategy": {"name": "fedel"}}), of.spec)
-    speeds = [profile(1 + i, of.spec) for i in range(NUM_SPEEDS)]
+    speeds = [timing(of, 1 + i) for i in range(NUM_SPEEDS)]
     clients = [ClientView(f"client-{i}", 100 + i, speeds[i % NUM_SPEEDS]) for i in range(NUM_CLIENTS)]
     first = planner.plan(Handover(), clients).tasks[0]
     fields = {name: getattr(first, name) for name in first.__dataclass_fields__}
@@ -101,7 +100,7 @@ def _records(of: Workload) -> Case:
 
 
 def _select(of: Workload) -> Case:
-    times = profile(1.0, of.spec).tensors
+    times = timing(of, 1).tensors
     grads, updates = [t.grad_seconds for t in times], [t.update_seconds for t in times]
     importance = [1.0 + place % 7 for place in range(len(times))]
     budget = 0.4 * (sum(grads) + sum(updates))

@@ -18,6 +18,7 @@ from typing import Any
 
 from fedel import config
 from fedel.bench import trainer
+from fedel.bench.follow import last_line
 from fedel.bench.load import Load, Outcome
 from fedel.bench.proc import Watch
 from fedel.bench.workloads import values
@@ -179,7 +180,10 @@ async def _rounds(load: Load, servers: Servers, tls: Tls, method: str) -> Outcom
         try:
             last = await asyncio.wait_for(follow(servers.address, RUN, show, tls), load.seconds)
         except asyncio.TimeoutError:
-            raise ServiceError(f"{len(records)} of {load.num_rounds} rounds in {load.seconds:g} s") from None
+            said = last_line(servers.folder)
+            raise ServiceError(
+                f"ended after {len(records)} of {load.num_rounds} rounds: more than {load.seconds:g} s; {said}"
+            ) from None
     if last.phase != pb.RUN_PHASE_FINISHED:
         raise ServiceError(f"the run did not finish: {last.message}")
     if any(record.num_updates != load.num_clients for record in records):

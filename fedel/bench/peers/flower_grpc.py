@@ -20,7 +20,7 @@ def serve(config: dict[str, Any]) -> None:
     import flwr
     import numpy as np
 
-    class Marked(flwr.server.strategy.FedAvg):
+    class Marked(flwr.server.strategy.FedAvg):  # type: ignore[misc]
         def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
             if failures or len(results) != config["clients"]:
                 sys.exit(f"round {server_round}: {len(results)} results; {failures[:1]}")
@@ -49,7 +49,7 @@ def play(config: dict[str, Any]) -> None:
     """Each client is a process of its own; they share what was imported before."""
     import flwr
 
-    class Client(flwr.client.NumPyClient):
+    class Client(flwr.client.NumPyClient):  # type: ignore[misc]
         def fit(self, parameters: list[Any], _settings: Any) -> tuple[list[Any], int, dict[str, Any]]:
             return [values + values.dtype.type(1e-3) for values in parameters], 100, {}
 
