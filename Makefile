@@ -10,7 +10,7 @@ CASES ?= 10000
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos job-reference lint format types test test-slow fuzz demo bench bundle lock sbom images push testbed \
+.PHONY: help setup protos job-reference lint format types test test-slow fuzz demo bench bench-quick bundle lock sbom images push testbed \
   testbed-down chaos soak clean
 
 help:  ## list these targets
@@ -59,14 +59,17 @@ fuzz: setup  ## hostile inputs to every decoder, file reader and RPC: CASES of e
 demo: setup  ## a real federation on this machine: FedEL beside FedAvg, in a few minutes
 	$(BIN)/fedel demo
 
-bench: setup  ## measure on this machine what the docs claim about speed and memory (half an hour)
+bench: setup  ## measure FedEL beside other systems and the machine's limits, and what the docs claim (hours)
+	$(BIN)/fedel bench
 	$(BIN)/python -m benchmarks.selection
 	$(BIN)/python -m benchmarks.elastic_step accuracy --model vgg16 --width 0.25
 	$(BIN)/python -m benchmarks.elastic_step saving --model resnet50
 	$(BIN)/python -m benchmarks.prefix_cache
 	$(BIN)/python -m benchmarks.memory_limit
-	$(BIN)/python -m benchmarks.aggregator_load
 	$(BIN)/python -m benchmarks.fleet
+
+bench-quick: setup  ## FedEL and the machine's limits, beside the ratios of an earlier run (3 minutes)
+	$(BIN)/fedel bench --quick
 
 bundle: setup  ## an agent for devices without internet, in dist/; TARGET="aarch64 3.10" for a Jetson
 	systemd/bundle.sh $(TARGET)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedel.bench import page, runner
+from fedel.bench import baseline, page, runner
 from fedel.bench.section import Options, sections
 
 OUT, QUICK_OUT = Path("runs/bench"), Path("runs/bench-quick")
@@ -14,7 +14,8 @@ EXAMPLE = """examples:
   fedel bench --sections systems --sizes M --clients 10
   fedel bench --page docs/performance.md
 
-After Ctrl-C the same command goes on where it was; --again starts over.
+After Ctrl-C the same command goes on where it was; --again starts over. --quick compares with the ratios of an
+earlier run and says what got slower; the exit code is 0 all the same.
 """
 
 
@@ -45,6 +46,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("--out", type=Path, help=f"folder of the figures (default: {OUT})")
     parser.add_argument("--again", action="store_true", help="forget what was measured before in that folder")
     parser.add_argument("--page", type=Path, help="write the page here (default: bench.md in that folder)")
+    parser.add_argument("--store-baseline", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=main)
 
 
@@ -69,5 +71,10 @@ def main(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(f"stopped; what was measured is in {out}, the same command goes on") from None
     file = arguments.page or out / "bench.md"
     page.write(rows, sections(), file)
+    now = baseline.ratios(rows, sections())
+    if arguments.store_baseline:
+        baseline.write(now)
+    elif options.quick:
+        print("\n".join(baseline.compare(now, baseline.read())))
     print(f"{file} has the result, {out / runner.FILE} every figure")
     return 0
