@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedel.records import RoundRecord
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.model_tests import ModelTests
 from fedel.roles.recorder import bare_record, round_record
@@ -30,7 +31,7 @@ class ClosingTurn(ModelTests):
         if not event.final and len(held) < self.min_reports:
             return self.reopen(held, lost)
         self.set_open(replace(open_round, reports=held, lost=lost))
-        return self.do(ev.Commit(event.round_num, tuple(report.client for report in held)))
+        return self.do(ef.Commit(event.round_num, tuple(report.client for report in held)))
 
     def committed(self, event: ev.Committed) -> None:
         """The model is made, so that the next round may open; its test goes on beside that."""
@@ -59,10 +60,10 @@ class ClosingTurn(ModelTests):
                 untrained_rounds=record.tensor_untrained_rounds,
             )
         )
-        self.do(ev.Persist("committed", record=record))
+        self.do(ef.Persist("committed", record=record))
         counted = {report.client: report.round_num for report in open_round.reports}
         for client in sorted(open_round.tasks.keys() | state.handover.at_work.keys() | counted.keys()):
-            self.do(ev.SendClosed(client, counted.get(client, event.round_num), client in counted))
+            self.do(ef.SendClosed(client, counted.get(client, event.round_num), client in counted))
         return self.start_test()
 
     def _at_work(self, open_round: OpenRound) -> dict[str, Task]:

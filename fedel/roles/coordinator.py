@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.closing import ClosingTurn
 from fedel.roles.gate_session import objection_to_result
@@ -49,7 +50,7 @@ class RoundEngine:
         self.tests_itself = tests_itself
         self._relays = relays and planner.run.protection.secure
 
-    def apply(self, state: RunState, event: ev.Event, now: float) -> tuple[RunState, list[ev.Effect]]:
+    def apply(self, state: RunState, event: ev.Event, now: float) -> tuple[RunState, list[ef.Effect]]:
         """``ServiceError`` refuses a person's wish; the state is then as it was."""
         if state.ended:
             return state, []
@@ -141,7 +142,7 @@ class _Turn(ClosingTurn):
             speeds = {**handover.speeds, member.client: speed}
             self.set(replace(self.state, handover=replace(handover, speeds=speeds)))
         self.set(without(self.state.with_member(replace(member, connected=True)), member.client))
-        self.do(ev.Persist("member", member.client))
+        self.do(ef.Persist("member", member.client))
         self.free_tester(member.client)  # a test that it had went to its older session
         open_round = self.state.open
         late = self.state.handover.at_work.get(member.client)
@@ -155,7 +156,7 @@ class _Turn(ClosingTurn):
     def _leave(self, client: str, why: str) -> None:
         if client in self.state.members:
             self.change_member(client, has_left=True)
-            self.do(ev.Persist("member", client))
+            self.do(ef.Persist("member", client))
             self.free_tester(client)
             self._give_up_late(client)
             if self.state.open is not None:
@@ -194,7 +195,7 @@ class _Turn(ClosingTurn):
         if client in state.members and not known and state.handover.accepted_round(client) < 0:
             members = {name: member for name, member in state.members.items() if name != client}
             self.set(replace(state, members=members))
-            self.do(ev.Persist("forgotten", client))
+            self.do(ef.Persist("forgotten", client))
 
     def _lose(self, client: str, round_num: int, why: str) -> None:
         """Do not wait for the client in the open round."""
@@ -210,25 +211,25 @@ class _Turn(ClosingTurn):
         next_round = self.state.handover.round_num
         newest = self.state.open.round_num if self.state.open else next_round - 1
         if report.client != client or not 0 <= report.round_num <= newest:
-            return self.do(ev.Ignore(client, f"a report of client '{report.client}', round {report.round_num}"))
+            return self.do(ef.Ignore(client, f"a report of client '{report.client}', round {report.round_num}"))
         task = self._task_of(client, report.round_num)
         if task is not None and client in self.state.members:
             self._take_result(task, event.result)
         elif report.round_num == next_round:
-            self.do(ev.Ignore(client, f"a report of round {report.round_num}: it has no task there"))
+            self.do(ef.Ignore(client, f"a report of round {report.round_num}: it has no task there"))
         if report.round_num < next_round:
             counted = self.state.handover.accepted_round(client) == report.round_num
-            self.do(ev.SendClosed(client, report.round_num, counted))
+            self.do(ef.SendClosed(client, report.round_num, counted))
         return None
 
     def _take_result(self, task: Task, result: TaskResult) -> None:
         client = task.client
         participant = self.planner.participant(task, self.state.members[client].num_samples)
         if objection := objection_to_result(result, self.planner.spec, participant):
-            self.do(ev.Ignore(client, f"a report of round {task.round_num}: {objection}"))
+            self.do(ef.Ignore(client, f"a report of round {task.round_num}: {objection}"))
             self._lose(client, task.round_num, f"its report cannot be used: {objection}")
         else:
-            self.do(ev.Persist("result", client, result=result))
+            self.do(ef.Persist("result", client, result=result))
             self._note(client, result)
 
     def _task_of(self, client: str, round_num: int) -> Task | None:
@@ -322,7 +323,7 @@ class _Turn(ClosingTurn):
         deadline = self.now + plan.deadline_seconds
         secure = self.first_attempt()
         self.set_open(OpenRound(state.handover.round_num, plan, self.now, deadline, secure=secure))
-        self.do(ev.Persist("plan"))
+        self.do(ef.Persist("plan"))
         self.open_shards()
         self.send_tasks(task.client for task in plan.tasks)
         return None
@@ -367,7 +368,7 @@ class _Turn(ClosingTurn):
         tasks = tuple(task for task in open_round.plan.tasks if task.client not in fresh) + more
         lost = {client: why for client, why in open_round.lost.items() if client not in fresh}
         self.set_open(replace(open_round, plan=replace(open_round.plan, tasks=tasks), lost=lost))
-        self.do(ev.Persist("plan"))
+        self.do(ef.Persist("plan"))
         self.open_shards()
         self.send_tasks(task.client for task in more)
 
@@ -375,13 +376,13 @@ class _Turn(ClosingTurn):
         open_round = self.state.open
         if open_round is not None and open_round.status == OPEN:
             self.set_open(replace(open_round, status=SEALED, sealed_at=self.now))
-            self.do(ev.Persist("sealed"), ev.Seal(open_round.round_num, open_round.seals))
+            self.do(ef.Persist("sealed"), ef.Seal(open_round.round_num, open_round.seals))
 
-    def _wait(self) -> ev.Wait:
+    def _wait(self) -> ef.Wait:
         """What the run waits for now."""
         open_round = self.state.open
         if self.state.phase == HELD:
-            return ev.Wait()
+            return ef.Wait()
         until = self.test_deadlines()
         why = ""
         if open_round is None and self.state.phase not in (PAUSED, QUEUED):
@@ -394,4 +395,4 @@ class _Turn(ClosingTurn):
         is_stepping = secure is not None and secure.opened is None
         if open_round is not None and (open_round.status == OPEN or is_stepping):
             until.append(open_round.deadline)
-        return ev.Wait(min(until, default=None), why)
+        return ef.Wait(min(until, default=None), why)

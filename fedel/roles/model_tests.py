@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fedel.core.timing import full_step
 from fedel.records import OwnScore, client_tests
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.gate_session import objection_to_own_score, objection_to_score
 from fedel.roles.run_state import Evaluation, Member, OwnTests
@@ -31,7 +32,7 @@ class ModelTests(SecureTurn):
             return self.close(None)
         self.set(replace(self.state, evaluation=Evaluation(deadline)))
         if self.tests_itself:
-            self.do(ev.Evaluate("", record.version))
+            self.do(ef.Evaluate("", record.version))
         return None
 
     def test_again(self) -> None:
@@ -60,7 +61,7 @@ class ModelTests(SecureTurn):
         if ready:
             best = min(ready, key=self._fitness).client
             self.set(replace(self.state, evaluation=replace(evaluation, evaluator=best)))
-            self.do(ev.Evaluate(best, self.state.committed[0].version))
+            self.do(ef.Evaluate(best, self.state.committed[0].version))
         return None
 
     def _fitness(self, member: Member) -> tuple[int, bool, bool, float]:
@@ -110,15 +111,15 @@ class ModelTests(SecureTurn):
             return  # tested already: the answer came twice, or too late
         if not self.tests_itself:
             if not event.client or event.client != evaluation.evaluator:
-                self.do(ev.Ignore(event.client, "a test of a model that it was not asked for", "evaluation"))
+                self.do(ef.Ignore(event.client, "a test of a model that it was not asked for", "evaluation"))
                 return
             if objection := objection_to_score(event.accuracy, event.loss, event.seconds):
-                self.do(ev.Ignore(event.client, f"a test of a model: {objection}", "evaluation"))
+                self.do(ef.Ignore(event.client, f"a test of a model: {objection}", "evaluation"))
                 self.free_evaluator(event.client, unfit=True)
                 return
         if best is None or event.accuracy > best:
             self.set(replace(self.state, evaluation=replace(evaluation, answered=True)))
-            self.do(ev.Keep(event.version, event))
+            self.do(ef.Keep(event.version, event))
         else:
             self.close(event)
 
@@ -143,7 +144,7 @@ class ModelTests(SecureTurn):
         for client in sorted(own.waiting - own.asked):
             if members[client].connected:
                 own = replace(own, asked=own.asked | {client})
-                self.do(ev.AskOwnTest(client, self.state.committed[0].version))
+                self.do(ef.AskOwnTest(client, self.state.committed[0].version))
         self.set(replace(self.state, own_tests=own))
 
     def free_tester(self, client: str) -> None:
@@ -158,12 +159,12 @@ class ModelTests(SecureTurn):
         if own is None or not self._is_oldest(event.version) or client in own.scores:
             return  # it came twice, or too late
         if client not in own.waiting:
-            self.do(ev.Ignore(client, "a test on its own data that it was not asked for", "evaluation"))
+            self.do(ef.Ignore(client, "a test on its own data that it was not asked for", "evaluation"))
             return
         member = self.state.members[client]
         score = event.accuracy, event.loss, event.seconds, event.num_samples
         if objection := event.problem or objection_to_own_score(*score, member):
-            self.do(ev.Ignore(client, f"a test on its own data: {objection}", "evaluation"))
+            self.do(ef.Ignore(client, f"a test on its own data: {objection}", "evaluation"))
             self._give_up_own(frozenset({client}))
             return
         num_samples = min(event.num_samples, self.rounds.max_samples)
@@ -227,4 +228,4 @@ class ModelTests(SecureTurn):
         self.set(replace(self.state, committed=tuple(rest), evaluation=None, own_tests=None))
         if best_version is not None:
             self.set(replace(self.state, best_accuracy=record.accuracy, best_version=best_version))
-        self.do(ev.Persist("closed", record=record, best_version=best_version), ev.Close(record))
+        self.do(ef.Persist("closed", record=record, best_version=best_version), ef.Close(record))

@@ -10,6 +10,7 @@ from itertools import chain
 
 from fedel.core.secure_sum import MIN_GROUP
 from fedel.errors import ServiceError
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.gate import DIVERGED
 from fedel.roles.missing import reasons
@@ -68,10 +69,10 @@ class RepeatingTurn(Turn, ABC):
         assert open_round is not None
         secure = open_round.secure
         if not self.relays:
-            self.do(ev.Open(open_round.round_num, self.participants()))
+            self.do(ef.Open(open_round.round_num, self.participants()))
         elif secure is not None and secure.step == UPLOAD:
             sending = tuple(each for each in self.participants() if each.client in secure.shares)
-            self.do(ev.Open(open_round.round_num, sending, secure.attempt))
+            self.do(ef.Open(open_round.round_num, sending, secure.attempt))
 
     def send_tasks(self, clients: Iterable[str]) -> None:
         open_round = self.state.open
@@ -85,7 +86,7 @@ class RepeatingTurn(Turn, ABC):
         left = max(0.0, open_round.deadline - self.now) if open_round else 0.0
         attempt = open_round.secure.attempt if open_round and open_round.secure else 0
         accepted, memory = handover.accepted_round(task.client), handover.memory(task.client)
-        self.do(ev.SendTask(task, accepted, memory, left, attempt))
+        self.do(ef.SendTask(task, accepted, memory, left, attempt))
 
     # Rounds with too few updates
 
@@ -103,7 +104,7 @@ class RepeatingTurn(Turn, ABC):
         done = frozenset(report.client for report in held) & open_round.tasks.keys()
         seals = open_round.seals + 1
         self.set_open(replace(open_round, status=OPEN, sealed_at=0.0, done=done, lost=lost, seals=seals))
-        self.do(ev.Persist("plan"))
+        self.do(ef.Persist("plan"))
         return self.open_shards()
 
     def give_up(self, open_round: OpenRound) -> None:
@@ -166,7 +167,7 @@ class RepeatingTurn(Turn, ABC):
         if self.relays and (secure is None or secure.opened is None):
             self.new_attempt()
         elif open_round.status == SEALED:
-            self.do(ev.Seal(open_round.round_num, open_round.seals))
+            self.do(ef.Seal(open_round.round_num, open_round.seals))
         else:
             self.open_shards()
 
@@ -238,4 +239,4 @@ class RepeatingTurn(Turn, ABC):
         self.close_untested()
         self.set(replace(self.state, open=None))
         self.set_phase(phase, message)
-        self.do(ev.End(phase, message))
+        self.do(ef.End(phase, message))

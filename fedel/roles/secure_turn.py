@@ -8,6 +8,7 @@ from dataclasses import replace
 from fedel.core.secure_server import opened
 from fedel.core.secure_sum import attempt_name
 from fedel.errors import UpdateRefused
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.repeating import RepeatingTurn
 from fedel.roles.run_state import OPEN, SEALED, STOPPING, OpenRound
@@ -32,7 +33,7 @@ class SecureTurn(RepeatingTurn):
             return
         others = {key for name, keys in secure.keys.items() if name != client for key in keys}
         if others & set(event.keys):
-            self.do(ev.Ignore(client, "keys of another client", "secure"))
+            self.do(ef.Ignore(client, "keys of another client", "secure"))
             return
         self._set(
             replace(
@@ -49,7 +50,7 @@ class SecureTurn(RepeatingTurn):
         if open_round is None or secure is None or secure.step != SHARES or client not in secure.keys:
             return
         if event.shares.keys() != secure.keys.keys() - {client}:
-            self.do(ev.Ignore(client, "shares for other clients than the roster has", "secure"))
+            self.do(ef.Ignore(client, "shares for other clients than the roster has", "secure"))
             return
         self._set(replace(secure, shares={**secure.shares, client: event.shares}))
 
@@ -168,7 +169,7 @@ class SecureTurn(RepeatingTurn):
         except UpdateRefused as error:
             return self.again(str(error))
         self._set(replace(secure, opened=secrets))
-        self.do(ev.Persist("opened"))
+        self.do(ef.Persist("opened"))
         return self._commit()
 
     def _commit(self) -> None:
@@ -176,7 +177,7 @@ class SecureTurn(RepeatingTurn):
         secure = open_round.secure if open_round else None
         assert open_round is not None
         assert secure is not None
-        self.do(ev.Commit(open_round.round_num, secure.came, secure.opened, secure.attempt))
+        self.do(ef.Commit(open_round.round_num, secure.came, secure.opened, secure.attempt))
 
     def resend(self, only: str = "") -> None:
         """Ask those who have not answered what the present step asks; ``only`` one of them."""
@@ -195,11 +196,11 @@ class SecureTurn(RepeatingTurn):
             if only and client != only:
                 continue
             if secure.step == SHARES:
-                self.do(ev.SendRoster(client, *about, secure.keys, secure.named, secure.proofs))
+                self.do(ef.SendRoster(client, *about, secure.keys, secure.named, secure.proofs))
             elif secure.step == UPLOAD:
-                self.do(ev.SendGroup(client, *about, secure.shares_for(client)))
+                self.do(ef.SendGroup(client, *about, secure.shares_for(client)))
             elif secure.opened is None:
-                self.do(ev.SendUnmask(client, *about, secure.summed))
+                self.do(ef.SendUnmask(client, *about, secure.summed))
 
     # Attempts
 
@@ -236,5 +237,5 @@ class SecureTurn(RepeatingTurn):
                 deadline=self.now + open_round.plan.deadline_seconds,
             )
         )
-        self.do(ev.Persist("plan"))
+        self.do(ef.Persist("plan"))
         self.send_tasks(open_round.tasks)

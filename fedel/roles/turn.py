@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fedel.roles.events import Effect, Persist
+from fedel.roles.effects import Effect, Persist
 from fedel.roles.run_state import OpenRound, RunState
 
 

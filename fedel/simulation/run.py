@@ -16,6 +16,7 @@ from fedel.core.staleness import caught_up
 from fedel.core.timing import STEP_SCOPES
 from fedel.errors import ConfigError, UpdateRefused
 from fedel.records import ClientRecord, RoundRecord
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.aggregator import Closed, RoundFold, checked
 from fedel.roles.coordinator import RoundEngine
@@ -165,39 +166,39 @@ class Simulation:
         self._now = now
         while events:
             self._state, effects = self._engine.apply(self._state, events.pop(0), now)
-            self._open([effect for effect in effects if isinstance(effect, ev.Open)])
-            self._train([effect for effect in effects if isinstance(effect, ev.SendTask)])
-            events += self._test_own([effect for effect in effects if isinstance(effect, ev.AskOwnTest)])
+            self._open([effect for effect in effects if isinstance(effect, ef.Open)])
+            self._train([effect for effect in effects if isinstance(effect, ef.SendTask)])
+            events += self._test_own([effect for effect in effects if isinstance(effect, ef.AskOwnTest)])
             for effect in effects:
                 events += self._carry_out(effect)
 
-    def _carry_out(self, effect: ev.Effect) -> list[ev.Event]:
+    def _carry_out(self, effect: ef.Effect) -> list[ev.Event]:
         """Carry an effect out; the events are the answers."""
         match effect:
-            case ev.Seal(round_num, attempt):
+            case ef.Seal(round_num, attempt):
                 return [ev.Sealed(round_num, self._held_reports(), attempt, final=True)]
-            case ev.Commit(round_num):
+            case ef.Commit(round_num):
                 gone = [ev.Failed(client, round_num, "it dropped out") for client in self._round.dropped]
                 return [self._commit(round_num), *gone]
-            case ev.Evaluate(_, version):
+            case ef.Evaluate(_, version):
                 return [self._test(version)]
-            case ev.Keep(version, score):
+            case ef.Keep(version, score):
                 return [ev.Kept(version, score)]
-            case ev.Close(record):
+            case ef.Close(record):
                 self._round.record = self._close(record)
-            case ev.Wait(until):
+            case ef.Wait(until):
                 self._deadline = until
             case _:
                 pass  # clients and files learn what they need from the checkpoint
         return []
 
-    def _open(self, rounds: Sequence[ev.Open]) -> None:
+    def _open(self, rounds: Sequence[ef.Open]) -> None:
         for effect in rounds:
             self._participants = {(each.client, each.round_num): each for each in effect.participants}
 
     # Clients
 
-    def _train(self, orders: Sequence[ev.SendTask]) -> None:
+    def _train(self, orders: Sequence[ef.SendTask]) -> None:
         names = [order.task.client for order in orders]
         round_, seed, start = self._round, self._engine.run.seed, self._now
         # A client that got a new task gives up the one it was late with.
@@ -407,7 +408,7 @@ class Simulation:
                 exits = tuple(each.accuracy for each in test(each_exit=True))
         return ev.Evaluated(version, score.accuracy, score.loss, exit_accuracies=exits)
 
-    def _test_own(self, asked: Sequence[ev.AskOwnTest]) -> list[ev.Event]:
+    def _test_own(self, asked: Sequence[ef.AskOwnTest]) -> list[ev.Event]:
         """On the samples that each client holds out."""
         if not asked:
             return []

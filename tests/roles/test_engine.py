@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedel.errors import ServiceError
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from tests.roles.world import CLIENTS, World, engine_of, member_of, report_of
 
@@ -21,8 +22,8 @@ def opened(*clients: str, **rounds: object) -> World:
     return world
 
 
-def kinds(effects: list[ev.Effect]) -> list[str]:
-    return [type(effect).__name__ for effect in effects if not isinstance(effect, ev.Wait)]
+def kinds(effects: list[ef.Effect]) -> list[str]:
+    return [type(effect).__name__ for effect in effects if not isinstance(effect, ef.Wait)]
 
 
 def test_the_plan_is_kept_before_anyone_receives_it() -> None:
@@ -87,7 +88,7 @@ def test_a_round_nobody_answers_is_given_to_others() -> None:
     world.apply(ev.Joined(member_of(SLOW)))
     world.now = world.state.open.deadline
     effects = world.apply(ev.Tick())
-    assert {SLOW} == {effect.task.client for effect in effects if isinstance(effect, ev.SendTask)}
+    assert {SLOW} == {effect.task.client for effect in effects if isinstance(effect, ef.SendTask)}
     assert {FAST, SLOW} == set(world.state.open.tasks)
 
 
@@ -171,7 +172,7 @@ def test_close_now_closes_with_what_is_there() -> None:
     world = opened(FAST)
     world.apply(ev.CloseNow())
     _, effects = world.engine.apply(world.state, ev.Sealed(0, (), final=True), world.now)
-    assert [ev.Commit(0, ())] == [effect for effect in effects if isinstance(effect, ev.Commit)]
+    assert [ef.Commit(0, ())] == [effect for effect in effects if isinstance(effect, ef.Commit)]
 
 
 def test_the_deadline_starts_again_with_the_process() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedel.job import RunConfig
 from fedel.records import DeviceUsage
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles import gate_session as gate
 from fedel.roles.coordinator import RoundEngine
@@ -248,20 +249,20 @@ def test_what_passes_the_gate_can_be_planned_and_recorded(members, report, strat
         counts = dict.fromkeys((t.name for t in SPEC.tensors), 1)
         committed = ev.Committed(round_num, round_num + 1, dict.fromkeys(counts, 0.1), counts)
         state, effects = engine.apply(state, committed, 4.0)
-        (record,) = [effect.record for effect in effects if isinstance(effect, ev.Close)]
+        (record,) = [effect.record for effect in effects if isinstance(effect, ef.Close)]
         assert record.to_json()
         assert not record.trouble
 
 
-def check_plan(engine: RoundEngine, effects: list[ev.Effect]) -> None:
+def check_plan(engine: RoundEngine, effects: list[ef.Effect]) -> None:
     """Everything of it can be sent."""
     for effect in effects:
-        if isinstance(effect, ev.SendTask):
+        if isinstance(effect, ef.SendTask):
             assert math.isfinite(effect.task.budget_seconds)
             assert effect.task.budget_seconds > 0
             assert math.isfinite(effect.deadline_seconds)
             task_to_pb(effect.task, "r", SPEC, 0, -1, effect.memory, effect.deadline_seconds)
-        if isinstance(effect, ev.Open):
+        if isinstance(effect, ef.Open):
             assert [participant_to_pb(each) for each in effect.participants]
 
 

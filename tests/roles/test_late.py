@@ -9,6 +9,7 @@ from fedel.core.budgeted import Prices
 from fedel.core.staleness import Staleness, caught_up
 from fedel.errors import ConfigError
 from fedel.job import RunConfig
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.planner import Handover, RoundPlanner
@@ -27,7 +28,7 @@ def opened(*clients: str, **rounds: object) -> World:
     return world
 
 
-def close_without(world: World, *late: str) -> list[ev.Effect]:
+def close_without(world: World, *late: str) -> list[ef.Effect]:
     """Everyone else is done; at the deadline the round closes, and the next one opens. What is sent."""
     assert world.state.open is not None
     for client in set(world.state.open.tasks) - set(late):
@@ -40,8 +41,8 @@ def close_without(world: World, *late: str) -> list[ev.Effect]:
     return effects + world.apply(ev.Tick())
 
 
-def tasks_in(effects: list[ev.Effect]) -> list[str]:
-    return sorted(effect.task.client for effect in effects if isinstance(effect, ev.SendTask))
+def tasks_in(effects: list[ef.Effect]) -> list[str]:
+    return sorted(effect.task.client for effect in effects if isinstance(effect, ef.SendTask))
 
 
 def test_a_client_at_work_gets_no_task_until_it_is_too_late() -> None:
@@ -50,7 +51,7 @@ def test_a_client_at_work_gets_no_task_until_it_is_too_late() -> None:
     assert [FAST] == tasks_in(close_without(world, SLOW))
     effects = close_without(world, SLOW)
     assert [FAST, SLOW] == tasks_in(effects)
-    assert ev.SendClosed(SLOW, 2, False) in effects, "it gives its work up"
+    assert ef.SendClosed(SLOW, 2, False) in effects, "it gives its work up"
 
 
 def test_a_late_update_counts_and_its_client_goes_on() -> None:
@@ -59,7 +60,7 @@ def test_a_late_update_counts_and_its_client_goes_on() -> None:
     close_without(world, SLOW)
     world.finish_task(SLOW)
     effects = close_without(world)
-    assert ev.SendClosed(SLOW, 0, True) in effects
+    assert ef.SendClosed(SLOW, 0, True) in effects
     assert [FAST, SLOW] == tasks_in(effects)
     assert {FAST: 0, SLOW: 2} == {entry.client: entry.staleness for entry in world.closed[-1].clients}
     assert 0 == world.state.handover.accepted_round(SLOW)
@@ -97,7 +98,7 @@ def test_who_comes_back_is_sent_its_old_task_again() -> None:
     before = world.tasks[SLOW].task
     close_without(world, SLOW)
     world.restart()
-    (sent,) = [e for e in world.apply(ev.Joined(member_of(SLOW))) if isinstance(e, ev.SendTask)]
+    (sent,) = [e for e in world.apply(ev.Joined(member_of(SLOW))) if isinstance(e, ef.SendTask)]
     assert before == sent.task
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from tests.roles.test_engine import FAST, SECOND, SLOW, kinds, opened
 from tests.roles.world import World, member_of
 
 
-def commit(world: World) -> list[ev.Effect]:
+def commit(world: World) -> list[ef.Effect]:
     """The open round gets its updates, and its model is made; returns what the engine did next."""
     for client in (FAST, SLOW):
         world.finish_task(client)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedel.records import OwnScore
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.gate_session import objection_to_join
 from tests.roles.test_engine import FAST, SLOW, kinds
@@ -27,7 +28,7 @@ def opened(**rounds: object) -> World:
 
 def tell(
     world: World, client: str, accuracy: float = 0.5, version: int = 1, **other: object
-) -> list[ev.Effect]:
+) -> list[ef.Effect]:
     event = ev.OwnTested(client, version, accuracy, 1.0 - accuracy, HELD[client], 0.1)
     return world.apply(replace(event, **other))  # type: ignore[arg-type]
 
@@ -98,7 +99,7 @@ def test_who_does_not_answer_in_time_is_missing_and_holds_nobody_up() -> None:
     world.now = world.waits.until
     world.tick()
     assert [(1, 1)] == [(r.client_tests.overall.num_clients, r.client_tests.num_missing) for r in world.closed]
-    assert [] == [e for e in tell(world, SLOW) if isinstance(e, ev.Ignore)], "too late is no offence"
+    assert [] == [e for e in tell(world, SLOW) if isinstance(e, ef.Ignore)], "too late is no offence"
 
 
 def test_one_that_is_gone_is_not_waited_for_and_one_that_comes_back_is_asked_again() -> None:
@@ -131,7 +132,7 @@ def test_one_that_cannot_test_stays_in_the_run() -> None:
     world = opened()
     commit(world)
     tell(world, FAST)
-    (ignored,) = [e for e in tell(world, SLOW, problem="out of memory") if isinstance(e, ev.Ignore)]
+    (ignored,) = [e for e in tell(world, SLOW, problem="out of memory") if isinstance(e, ef.Ignore)]
     assert "out of memory" in ignored.reason
     assert [1] == [record.client_tests.num_missing for record in world.closed]
     assert not world.state.members[SLOW].has_left
@@ -150,7 +151,7 @@ def test_one_that_cannot_test_stays_in_the_run() -> None:
 def test_a_lie_beyond_bounds_is_left_out(wrong: dict[str, float], words: str) -> None:
     world = opened()
     commit(world)
-    (ignored,) = [e for e in tell(world, SLOW, **wrong) if isinstance(e, ev.Ignore)]
+    (ignored,) = [e for e in tell(world, SLOW, **wrong) if isinstance(e, ef.Ignore)]
     assert words in ignored.reason
     tell(world, FAST)
     assert [[FAST]] == [[score.client for score in record.client_tests.clients] for record in world.closed]
@@ -164,7 +165,7 @@ def test_what_nobody_asked_for_is_refused() -> None:
     world.apply(ev.Joined(member_of("client-2")))
     commit(world)
     event = ev.OwnTested("client-2", 1, 0.5, 0.5, 10)
-    (ignored,) = [e for e in world.apply(event) if isinstance(e, ev.Ignore)]
+    (ignored,) = [e for e in world.apply(event) if isinstance(e, ef.Ignore)]
     assert "not asked for" in ignored.reason
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.repeating import MISSING, SILENT
 from tests.roles.test_engine import FAST, SECOND, SLOW, THIRD, kinds, opened
@@ -136,8 +137,8 @@ def test_divergence_is_named() -> None:
     assert "Seal" in kinds(world.apply(ev.Settle())), "nobody waits for it"
 
 
-def diverge(world: World, *clients: str) -> list[ev.Effect]:
-    effects: list[ev.Effect] = []
+def diverge(world: World, *clients: str) -> list[ef.Effect]:
+    effects: list[ef.Effect] = []
     for client in clients:
         report = replace(report_of(client, 0), loss=math.nan)
         world.apply(ev.Done(client, ev.TaskResult(report)))
@@ -149,7 +150,7 @@ def test_a_round_in_which_all_diverged_does_not_wait_for_its_deadline() -> None:
     world = opened(FAST, SLOW, max_repeats=2)
     for repeats in (1, 2):
         assert [] == kinds(diverge(world, FAST)), "the other may still deliver"
-        sent = [effect.task.client for effect in diverge(world, SLOW) if isinstance(effect, ev.SendTask)]
+        sent = [effect.task.client for effect in diverge(world, SLOW) if isinstance(effect, ef.SendTask)]
         assert ([FAST, SLOW], repeats) == (sorted(sent), world.state.open.repeats)
         assert ({}, "running", 0.0) == (world.state.open.lost, world.state.phase, world.now)
     diverge(world, FAST, SLOW)
@@ -241,7 +242,7 @@ def test_updates_of_others_are_not_committed() -> None:
     world.tick()
     stranger = report_of("evil", 0)
     effects = world.apply(ev.Sealed(0, (stranger, report_of(FAST, 0))))
-    assert ev.Commit(0, (FAST,)) in effects
+    assert ef.Commit(0, (FAST,)) in effects
 
 
 def test_a_record_that_cannot_be_made_does_not_hold_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

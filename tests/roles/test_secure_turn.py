@@ -14,6 +14,7 @@ from fedel.core.secure_server import take_off
 from fedel.core.secure_sum import Keys, Reveal, SecureClient, attempt_name, groups_of
 from fedel.errors import UpdateRefused
 from fedel.job import RunConfig
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.planner import RoundPlanner
@@ -43,7 +44,7 @@ def vector(client: str, tensor: str) -> np.ndarray:
 class SecureWorld(World):
     """Clients that answer when the test lets them; the aggregators hold masked sums."""
 
-    inbox: list[ev.Effect] = field(default_factory=list)
+    inbox: list[ef.Effect] = field(default_factory=list)
     sides: dict[str, tuple[int, SecureClient]] = field(default_factory=dict)
     masked: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     named: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -51,15 +52,15 @@ class SecureWorld(World):
     attempt: int = 0
     num_sums: int = 0
 
-    def carry_out(self, effect: ev.Effect) -> None:
+    def carry_out(self, effect: ef.Effect) -> None:
         match effect:
-            case ev.SendTask() | ev.SendRoster() | ev.SendGroup() | ev.SendUnmask():
+            case ef.SendTask() | ef.SendRoster() | ef.SendGroup() | ef.SendUnmask():
                 self.inbox.append(effect)
-            case ev.Open(attempt=attempt) if attempt != self.attempt:
+            case ef.Open(attempt=attempt) if attempt != self.attempt:
                 assert attempt > self.attempt
                 self.attempt, self.masked, self.uploads = attempt, {}, {}
                 self.sealed.pop(effect.round_num, None)
-            case ev.Commit(round_num, clients, opened, attempt) if self.version == round_num:
+            case ef.Commit(round_num, clients, opened, attempt) if self.version == round_num:
                 assert opened is not None
                 assert attempt == self.attempt
                 self.check_sums(opened, clients)
@@ -82,7 +83,7 @@ class SecureWorld(World):
         """One message reaches its client, which answers."""
         message = self.inbox.pop(place % len(self.inbox))
         match message:
-            case ev.SendTask(task, attempt=attempt):
+            case ef.SendTask(task, attempt=attempt):
                 client = task.client
                 if self.sides.get(client, (0, None))[0] < attempt:
                     name = attempt_name(task.round_num, attempt)
@@ -90,15 +91,15 @@ class SecureWorld(World):
                 self.tasks[client] = message
                 keys = self.sides[client][1].keys
                 self.apply(ev.Keyed(client, task.round_num, attempt, keys, TRAINED[client]))
-            case ev.SendRoster(client, round_num, attempt, keys, named):
+            case ef.SendRoster(client, round_num, attempt, keys, named):
                 if self.side(client, attempt):
                     self.share(client, round_num, attempt, keys, named)
-            case ev.SendGroup(client, round_num, attempt, shares):
+            case ef.SendGroup(client, round_num, attempt, shares):
                 # A client that was restarted waits for a roster first.
                 has_shared = self.shared.get(client) is self.side(client, attempt)
                 if self.side(client, attempt) and has_shared and client not in self.masked:
                     self.mask(client, round_num, attempt, shares)
-            case ev.SendUnmask(client, round_num, attempt, came):
+            case ef.SendUnmask(client, round_num, attempt, came):
                 if self.side(client, attempt) and not self.side(client, attempt)._has_revealed:
                     reveal = self.side(client, attempt).reveal(came)
                     self.apply(ev.Revealed(client, round_num, attempt, reveal))
@@ -263,7 +264,7 @@ def test_what_does_not_pass() -> None:
     (first,) = known.keys
     other = next(client for client in CLIENTS if client != first)
     effects = made.apply(ev.Keyed(other, 0, known.attempt, known.keys[first], TRAINED[other]))
-    assert [other] == [effect.client for effect in effects if isinstance(effect, ev.Ignore)]
+    assert [other] == [effect.client for effect in effects if isinstance(effect, ef.Ignore)]
     fresh = SecureClient(other, "x", secrets.token_bytes).keys
     for stale in (
         ev.Keyed(other, 0, known.attempt - 1, fresh, ()),
@@ -274,7 +275,7 @@ def test_what_does_not_pass() -> None:
     assert known == made.state.open.secure
     until_step(made, "shares")
     effects = made.apply(ev.Shared(first, 0, known.attempt, {other: b"x"}))
-    assert [first] == [effect.client for effect in effects if isinstance(effect, ev.Ignore)]
+    assert [first] == [effect.client for effect in effects if isinstance(effect, ef.Ignore)]
 
 
 def test_restart_before_the_reveal_starts_again_and_after_it_commits() -> None:

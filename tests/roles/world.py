@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fedel.errors import ServiceError
 from fedel.job import RunConfig
 from fedel.records import RoundRecord
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.planner import RoundPlanner
@@ -57,17 +58,17 @@ class World:
     version: int = 0
     answers: list[ev.Event] = field(default_factory=list)
     """What others will answer."""
-    tasks: dict[str, ev.SendTask] = field(default_factory=dict)
+    tasks: dict[str, ef.SendTask] = field(default_factory=dict)
     """The last task that each client received."""
     evaluators: list[tuple[str, int]] = field(default_factory=list)
-    waits: ev.Wait = field(default_factory=ev.Wait)
+    waits: ef.Wait = field(default_factory=ef.Wait)
     num_applied: int = 0
 
     def __post_init__(self) -> None:
         self.disk = to_json(self.state)
         self.max_staleness = self.engine.run.rounds.staleness.max_rounds
 
-    def apply(self, event: ev.Event, *, store_fails: bool = False) -> list[ev.Effect]:
+    def apply(self, event: ev.Event, *, store_fails: bool = False) -> list[ef.Effect]:
         """Apply an event; a store that fails leaves everything as it was."""
         try:
             state, effects = self.engine.apply(self.state, event, self.now)
@@ -75,7 +76,7 @@ class World:
             return []
         self.num_applied += 1
         self.check_pure(event, effects)
-        durable = any(isinstance(effect, ev.Persist) for effect in effects)
+        durable = any(isinstance(effect, ef.Persist) for effect in effects)
         if durable and store_fails:
             return []
         self.check_legal(state, effects)
@@ -86,26 +87,26 @@ class World:
             self.carry_out(effect)
         return effects
 
-    def check_pure(self, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def check_pure(self, event: ev.Event, effects: list[ef.Effect]) -> None:
         """The same state gives the same effects, also when it was on disk in between."""
         loaded = from_json(RunState, to_json(self.state), "disk")
         assert loaded == self.state
         assert effects == self.engine.apply(loaded, event, self.now)[1]
 
-    def check_legal(self, state: RunState, effects: list[ev.Effect]) -> None:
+    def check_legal(self, state: RunState, effects: list[ef.Effect]) -> None:
         sealed = state.open is not None and state.open.status != OPEN
         num_closed = len(self.closed)
         for effect in effects:
             match effect:
-                case ev.SendTask(task):
+                case ef.SendTask(task):
                     assert task.client in state.members
                     late = state.handover.at_work.get(task.client)
                     assert task == late or (not sealed and task.round_num == state.handover.round_num)
-                case ev.Persist("closed", record=record):
+                case ef.Persist("closed", record=record):
                     assert record is not None
                     self.check_record(record, num_closed)
                     num_closed += 1
-                case ev.Evaluate(_, version) | ev.Keep(version) | ev.AskOwnTest(_, version):
+                case ef.Evaluate(_, version) | ef.Keep(version) | ef.AskOwnTest(_, version):
                     assert num_closed + 1 == version, "tests come in the order of the rounds"
                     assert version > self.version - MAX_COMMITTED, "the aggregators have deleted it"
         assert not (state.ended and (state.open or state.committed))
@@ -122,31 +123,31 @@ class World:
         assert all(0 <= entry.staleness <= self.max_staleness for entry in record.clients)
         assert record == RoundRecord.from_json(record.to_json())
 
-    def carry_out(self, effect: ev.Effect) -> None:
+    def carry_out(self, effect: ef.Effect) -> None:
         match effect:
-            case ev.SendTask(task):
+            case ef.SendTask(task):
                 self.tasks[task.client] = effect
-            case ev.Open(round_num, participants):
+            case ef.Open(round_num, participants):
                 if round_num == self.version:
                     self.sealed.pop(round_num, None)  # a round that is not committed is open again
                 self.participants = {(p.client, p.round_num) for p in participants}
                 assert len(self.participants) == len(participants)
                 assert all(0 <= round_num - n <= self.max_staleness for _, n in self.participants)
-            case ev.Seal(round_num, attempt):
+            case ef.Seal(round_num, attempt):
                 held = tuple(self.uploads[client] for client in sorted(self.uploads))
                 # Asked again, even after the commit, the aggregators give the same answer.
                 answer = self.sealed.setdefault(round_num, ev.Sealed(round_num, held))
                 self.answers.append(replace(answer, attempt=attempt))
-            case ev.Commit(round_num, clients):
+            case ef.Commit(round_num, clients):
                 self.commit(round_num, clients)
-            case ev.Evaluate(client, version):
+            case ef.Evaluate(client, version):
                 self.evaluators.append((client, version))
-            case ev.Keep(version, score):
+            case ef.Keep(version, score):
                 self.answers.append(ev.Kept(version, score))
-            case ev.Persist("closed", record=record):
+            case ef.Persist("closed", record=record):
                 assert record is not None
                 self.closed.append(record)
-            case ev.Wait():
+            case ef.Wait():
                 self.waits = effect
 
     def commit(self, round_num: int, clients: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedel.core.secret_sharing import SHARE_BYTES
 from fedel.core.secure_sum import SEALED_BYTES
 from fedel.records import DeviceUsage
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.gate import clean
 from fedel.roles.gate_session import (
@@ -127,7 +128,7 @@ def objection_to(client: str, device: Device, message: Message, spec: ModelSpec)
     return ""
 
 
-def task_message(run: str, spec: ModelSpec, effect: ev.SendTask) -> pb.SessionResponse:
+def task_message(run: str, spec: ModelSpec, effect: ef.SendTask) -> pb.SessionResponse:
     task = task_to_pb(
         effect.task,
         run,
@@ -142,27 +143,27 @@ def task_message(run: str, spec: ModelSpec, effect: ev.SendTask) -> pb.SessionRe
 
 
 def secure_message(
-    run: str, spec: ModelSpec, effect: ev.SendRoster | ev.SendGroup | ev.SendUnmask
+    run: str, spec: ModelSpec, effect: ef.SendRoster | ef.SendGroup | ef.SendUnmask
 ) -> pb.SessionResponse:
     round_num, attempt = effect.round_num, effect.attempt
     match effect:
-        case ev.SendRoster():
+        case ef.SendRoster():
             members = [
                 member_to_pb(name, keys, effect.named[name], spec, effect.proofs[name])
                 for name, keys in effect.keys.items()
             ]
             roster = pb.SecureRoster(run=run, round_num=round_num, attempt=attempt, members=members)
             return pb.SessionResponse(roster=roster)
-        case ev.SendGroup():
+        case ef.SendGroup():
             shares = shares_to_pb(effect.shares)
             group = pb.SecureGroup(run=run, round_num=round_num, attempt=attempt, shares=shares)
             return pb.SessionResponse(group=group)
-        case ev.SendUnmask():
+        case ef.SendUnmask():
             unmask = pb.SecureUnmask(run=run, round_num=round_num, attempt=attempt, came=effect.came)
             return pb.SessionResponse(unmask=unmask)
 
 
-def closed_message(run: str, effect: ev.SendClosed) -> pb.SessionResponse:
+def closed_message(run: str, effect: ef.SendClosed) -> pb.SessionResponse:
     closed = pb.RoundClosed(
         run=run,
         round_num=effect.round_num,
@@ -172,8 +173,8 @@ def closed_message(run: str, effect: ev.SendClosed) -> pb.SessionResponse:
     return pb.SessionResponse(closed=closed)
 
 
-def evaluation_message(run: str, effect: ev.Evaluate | ev.AskOwnTest) -> pb.SessionResponse:
-    own = isinstance(effect, ev.AskOwnTest)
+def evaluation_message(run: str, effect: ef.Evaluate | ef.AskOwnTest) -> pb.SessionResponse:
+    own = isinstance(effect, ef.AskOwnTest)
     return pb.SessionResponse(evaluate=pb.EvaluationTask(run=run, model_version=effect.version, own=own))
 
 

@@ -9,7 +9,7 @@ from google.protobuf import json_format
 
 from fedel.errors import ConfigError
 from fedel.records import DeviceUsage, RoundRecord
-from fedel.roles.events import Persist
+from fedel.roles.effects import Persist
 from fedel.roles.planner import Handover
 from fedel.roles.run_state import (
     CLOSED,

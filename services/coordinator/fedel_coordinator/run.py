@@ -14,6 +14,7 @@ from fedel.errors import FedelError, ServiceError
 from fedel.job import RunConfig
 from fedel.job_code import JobCode
 from fedel.records import RoundRecord
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.coordinator import RoundEngine
 from fedel.roles.gate import clean
@@ -246,7 +247,7 @@ class CoordinatorRun(RunMembers):
             persistence.Change(effect, state, self.devices.get(effect.client, Device()))
             for state, effects in turns
             for effect in effects
-            if isinstance(effect, ev.Persist)
+            if isinstance(effect, ef.Persist)
         ]
         if changes:
             await asyncio.to_thread(persistence.save, self.services.store, self.name, changes, now)
@@ -266,7 +267,7 @@ class CoordinatorRun(RunMembers):
             self.wake()
             self.change.notify()
 
-    def _decide(self, events: Sequence[ev.Event], now: float) -> list[tuple[RunState, list[ev.Effect]]]:
+    def _decide(self, events: Sequence[ev.Event], now: float) -> list[tuple[RunState, list[ef.Effect]]]:
         """The state after each of the events, and what is to be done."""
         state, turns = self.state, []
         for event in events:
@@ -285,50 +286,50 @@ class CoordinatorRun(RunMembers):
 
     # Effects
 
-    async def _try_to_carry_out(self, effect: ev.Effect) -> None:
+    async def _try_to_carry_out(self, effect: ef.Effect) -> None:
         """The state has changed: an effect that fails must not take those after it along."""
         try:
             await self._carry_out(effect)
         except Exception as error:
             log.exception("%s failed", type(effect).__name__, extra=self.log_fields)
-            if isinstance(effect, ev.SendTask):
+            if isinstance(effect, ef.SendTask):
                 why = clean(f"its task cannot be sent: {type(error).__name__}: {error}")
                 self.post(ev.Failed(effect.task.client, effect.task.round_num, why))
             else:
                 self.post(ev.Stuck(self._reason(error)))
 
-    async def _carry_out(self, effect: ev.Effect) -> None:
+    async def _carry_out(self, effect: ef.Effect) -> None:
         push = self.services.sessions.push
         match effect:
-            case ev.SendTask():
+            case ef.SendTask():
                 push(effect.task.client, self.name, messages.task_message(self.name, self.spec, effect))
-            case ev.SendRoster(client) | ev.SendGroup(client) | ev.SendUnmask(client):
+            case ef.SendRoster(client) | ef.SendGroup(client) | ef.SendUnmask(client):
                 push(client, self.name, messages.secure_message(self.name, self.spec, effect))
-            case ev.SendClosed(client):
+            case ef.SendClosed(client):
                 push(client, self.name, messages.closed_message(self.name, effect))
-            case ev.Ignore(client, reason, kind):
+            case ef.Ignore(client, reason, kind):
                 self._refuse(client, kind, reason)
-            case ev.Evaluate(client) | ev.AskOwnTest(client):
+            case ef.Evaluate(client) | ef.AskOwnTest(client):
                 push(client, self.name, messages.evaluation_message(self.name, effect))
-            case ev.Open():
+            case ef.Open():
                 self._start(self._call(lambda: self._open(effect)), WAITS)
-            case ev.Seal():
+            case ef.Seal():
                 self._start(self._call(lambda: self._seal(effect)), WAITS)
-            case ev.Commit():
+            case ef.Commit():
                 self._start(self._call(lambda: self._commit(effect)), WAITS)
-            case ev.Keep():
+            case ef.Keep():
                 self._start(self._call(lambda: self._keep(effect)), WAITS)
-            case ev.Close(record):
+            case ef.Close(record):
                 self.last_record = record
                 await self.keeper.close(record)
-            case ev.End(phase, message):
+            case ef.End(phase, message):
                 await self._end(phase, message)
-            case ev.Wait(until, why):
+            case ef.Wait(until, why):
                 self._wake_at = until
                 if why and self.state.open is not None and why != self._notices["engine"]:
                     log.warning("round %d: %s", self.state.open.round_num, why, extra=self.log_fields)
                 self.show("engine", why)
-            case ev.Persist():
+            case ef.Persist():
                 pass  # done before everything else
 
     async def _call(self, call: Callable[[], Awaitable[ev.Event | None]]) -> None:
@@ -347,21 +348,21 @@ class CoordinatorRun(RunMembers):
         if event is not None:
             await self._surely(event)
 
-    async def _open(self, effect: ev.Open) -> None:
+    async def _open(self, effect: ef.Open) -> None:
         what = effect.round_num, effect.participants
         for report in await self.services.shards.open(self.name, *what, self._outages(), effect.attempt):
             self.post(ev.Done(report.client, TaskResult(report)))  # its update is in the model
 
-    async def _seal(self, effect: ev.Seal) -> ev.Event:
+    async def _seal(self, effect: ef.Seal) -> ev.Event:
         reports = await self.services.shards.seal(self.name, effect.round_num, self._outages())
         return ev.Sealed(effect.round_num, tuple(reports), effect.attempt)
 
-    async def _commit(self, effect: ev.Commit) -> ev.Event:
+    async def _commit(self, effect: ef.Commit) -> ev.Event:
         unmask = opened_to_pb(effect.opened, effect.attempt, self.spec) if effect.opened else None
         what = effect.round_num, effect.clients
         return await self.services.shards.commit(self.name, *what, self._outages(), unmask)
 
-    async def _keep(self, effect: ev.Keep) -> ev.Event:
+    async def _keep(self, effect: ef.Keep) -> ev.Event:
         await self.services.shards.keep(self.name, effect.version, "best", self._outages())
         return ev.Kept(effect.version, effect.score)
 
