@@ -136,9 +136,12 @@ class Drill:
             if join.run != RUN:
                 self.coordinator.push(ended=coord.RunEnded(run=join.run, phase=coord.RUN_PHASE_STOPPED))
         self.coordinator.received.clear()
-        self.fed.offer(instance=f"honest {number}")
-        end = time.monotonic() + PATIENCE_SECONDS
+        num_offers, end = 0, time.monotonic() + PATIENCE_SECONDS
         while not any(m.report.round_num == number for m in self.coordinator.all("done")):
+            # An offer may be lost with a session that the agent had reason to end: a new session has a new one.
+            if num_offers <= len(self.coordinator.all("hello")):
+                self.fed.offer(instance=f"honest {number}")
+                num_offers += 1
             # The run may not be ready yet: then the agent says so, and is asked again.
             self.coordinator.push(task=task_of(number, model_version=0))
             await asyncio.sleep(0.1)
