@@ -74,8 +74,8 @@ class Sum:
 async def serve(size: str, port_file: Path) -> None:
     total = Sum(workload(size).num_bytes // 4)
     handlers: Any = {
-        "Pieces": grpc.stream_unary_rpc_method_handler(total.pieces),  # type: ignore[arg-type]
-        "Model": grpc.unary_stream_rpc_method_handler(total.model),  # type: ignore[arg-type]
+        "Pieces": grpc.stream_unary_rpc_method_handler(total.pieces),
+        "Model": grpc.unary_stream_rpc_method_handler(total.model),
     }
     server = aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))

@@ -67,7 +67,7 @@ def _tcp() -> Row:
     return {"cpu_seconds": min(seconds), "seconds": min(walls)}
 
 
-def _disk(folder: Path, source: np.ndarray) -> Row:  # type: ignore[type-arg]
+def _disk(folder: Path, source: np.ndarray) -> Row:
     file, view, seconds, walls = folder / "written", source.view(np.uint8).data, [], []
 
     def write() -> None:
