@@ -14,10 +14,12 @@ INTRODUCTION = """\
 What FedEL costs beside other systems, and beside the least that the machine can do with the same bytes. All
 figures are from one run of `fedel bench` (`make bench`), which also wrote this page. Compare the figures of a
 table with each other, not with those of another machine."""
+NOTES = "## Notes"
+"""From this heading on, a page is written by people, and is kept when it is written again."""
 
 
 def write(rows: Sequence[Row], known: Sequence[Section], file: Path) -> None:
-    """The page, and its pictures in ``img`` beside it."""
+    """The page, and its pictures in ``img`` beside it; notes that it had are kept."""
     images = file.parent / "img" / "performance"
     lines = [INTRODUCTION, "", *_machine(rows), "", *_goals(rows, known)]
     for section in known:
@@ -30,8 +32,10 @@ def write(rows: Sequence[Row], known: Sequence[Section], file: Path) -> None:
             picture = images / f"{section.name}-{name}.svg"
             picture.write_text(svg, encoding="utf-8")
             lines += ["", f"![{section.title}: {name}]({picture.relative_to(file.parent)})"]
+    old = file.read_text(encoding="utf-8") if file.exists() else ""
+    _, heading, notes = old.partition(f"\n{NOTES}\n")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    file.write_text("\n".join(lines) + "\n" + heading + notes, encoding="utf-8")
 
 
 def of(rows: Iterable[Row], section: str) -> list[Row]:

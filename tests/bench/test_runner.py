@@ -100,6 +100,16 @@ def test_page_has_goals_tables_and_pictures(tmp_path):
     assert "<svg>3</svg>" == (tmp_path / "docs" / "img" / "performance" / "tiny-bars.svg").read_text()
 
 
+def test_notes_of_people_are_kept(tmp_path):
+    tiny, file = section([]), tmp_path / "performance.md"
+    rows = runner.run([tiny], Options(), tmp_path, silent)
+    page.write(rows, [tiny], file)
+    first = file.read_text()
+    file.write_text(f"{first}\n## Notes\n\nWhat did not help.\n")
+    page.write(rows, [tiny], file)
+    assert f"{first}\n## Notes\n\nWhat did not help.\n" == file.read_text()
+
+
 def test_sections_are_found_in_their_order():
     found = sections()
     assert "floors" in [s.name for s in found]

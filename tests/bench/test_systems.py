@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedel.bench import follow, ours, shown
+from fedel.bench import follow, shown
 from fedel.bench.load import Load
 from fedel.bench.peers import flower_app, flower_grpc, nvflare_job, run
 from fedel.bench.peers.venvs import FLOWER, NVFLARE, Package
@@ -46,21 +46,10 @@ def test_measures_our_own_servers(tmp_path, name):
     if name.startswith("fedel"):
         assert 10_000_000 < row["client_peak_bytes"] < 300_000_000
         whole = LOAD.num_clients * LOAD.workload.num_bytes
-        assert 0.5 * whole < row["bytes_up"] <= whole or name == "fedel-selected"
         assert 0 < row["bytes_up"] <= whole
+        assert (row["bytes_up"] < 0.8 * whole) is (name == "fedel-selected")
         assert 0 < row["bytes_down"] <= whole
     assert [] == list(tmp_path.iterdir())
-
-
-def test_own_selection_sends_less(tmp_path):
-    load = Load(workload("XS"), 4, 2, 120.0)
-    part, whole = (ours.measure(load, _made(tmp_path / m), method=m) for m in ("fedel", "fedavg"))
-    assert part.bytes_up < 0.9 * whole.bytes_up
-
-
-def _made(folder):
-    folder.mkdir()
-    return folder
 
 
 def test_yields_a_row_for_each_system_and_turn(tmp_path, monkeypatch):
@@ -148,13 +137,20 @@ def test_the_app_for_flower(tmp_path):
     assert (tmp_path / "app" / "bench_app.py").exists()
 
 
-def test_a_package_that_cannot_be_installed_says_why(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_package_that_cannot_be_installed_says_why():
     package = Package("fedel-no-such-package", "1")
-    monkeypatch.setattr(Package, "program", lambda *_: sys.executable)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(ServiceError, match=r"was not installed: ERROR: No matching distribution"):
-        package.install(silent)
+    with pytest.raises(ServiceError, match=r"package 1 was not installed: ERROR: No matching distribution"):
+        package._run(sys.executable, "-m", "pip", "install", "--no-index", "fedel-no-such-package==1")
+
+
+def test_a_package_that_is_there_is_not_installed_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    package = Package("flwr", "0")
+    package.folder.mkdir(parents=True)
+    (package.folder / ".ready").touch()
+    monkeypatch.setattr(Package, "_run", lambda *_: pytest.fail("it is there"))
+    package.install(silent)
+    assert str(tmp_path / "fedel" / "bench" / "flwr-0" / "bin" / "python") == package.program()
 
 
 def test_follows_rounds_in_a_file(tmp_path):
