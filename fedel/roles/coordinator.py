@@ -62,7 +62,8 @@ class _Turn(ClosingTurn):
     """The rules up to the seal.
 
     What others report are facts, which are only noted; ``Settle`` and ``Tick``, the driver's own events, draw
-    conclusions. So a message of an agent costs at most one small write to the database.
+    conclusions, and say what the run waits for. So a message of an agent costs at most one small write to the
+    database, and no look at all clients.
     """
 
     def take(self, event: ev.Event) -> None:
@@ -127,7 +128,7 @@ class _Turn(ClosingTurn):
                 self.interrupt()
             case ev.Stuck(reason):
                 self.hold(reason)
-        if not self.state.ended:
+        if not self.state.ended and not isinstance(event, ev.FACTS):
             self.do(self._wait())
 
     # Facts
@@ -335,8 +336,7 @@ class _Turn(ClosingTurn):
             return open_round.secure is not None and self.has_all_updates(open_round, open_round.secure)
         if len(open_round.done) < self.min_reports:
             return False
-        waits_for = {client for client, task in open_round.tasks.items() if task.num_rounds == 1}
-        expected = waits_for - open_round.lost.keys()
+        expected = open_round.plan.in_one_round - open_round.lost.keys()
         return open_round.overdue or self.planner.enough(len(open_round.done & expected), len(expected))
 
     def _pass_deadline(self, open_round: OpenRound) -> None:

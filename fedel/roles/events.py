@@ -268,6 +268,9 @@ Event = (
     | Forgotten
 )
 
+FACTS = (Joined, Left, Disconnected, Lost, Found, Withheld, Accepted, Declined, Done, Failed)
+"""What is said of one client, and only noted: a ``Tick`` follows, which says what the run waits for now."""
+
 # Effects, to be carried out in order
 
 

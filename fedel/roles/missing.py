@@ -72,6 +72,8 @@ def overdue(open_round: OpenRound, min_reports: int) -> str:
 
 def too_few(state: RunState, min_reports: int) -> str:
     """If fewer clients are here than an open round needs to close; empty if there are enough."""
+    if len(state.present) >= min_reports:
+        return ""
     done = state.open.done if state.open else frozenset()
     num_here = len(done | {member.client for member in state.present})
     if num_here >= min_reports:

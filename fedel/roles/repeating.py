@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from fedel.core.secure_sum import MIN_GROUP
 from fedel.errors import ServiceError
@@ -123,10 +124,9 @@ class RepeatingTurn(Turn, ABC):
         One that has no task yet may do better: a client that only says so hurries nobody into a pause.
         """
         members, lost = self.state.members, open_round.lost
-        clients = open_round.tasks.keys() | {member.client for member in self.state.present}
         return not self.relays and all(
             DIVERGED in lost.get(client, "") and client in members and members[client].connected
-            for client in clients
+            for client in chain(open_round.tasks, (member.client for member in self.state.present))
         )
 
     def divergence(self, open_round: OpenRound) -> str:

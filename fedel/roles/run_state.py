@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -60,6 +60,19 @@ class Member:
     @property
     def view(self) -> ClientView:
         return ClientView(self.client, self.num_samples, self.profile)
+
+
+class Members(dict[str, Member]):
+    """By name. Never changed in place, so that what follows from all of them is found once and not for every
+    message of every client."""
+
+    @cached_property
+    def in_order(self) -> tuple[Member, ...]:
+        return tuple(self[name] for name in sorted(self))
+
+    @cached_property
+    def present(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.in_order if member.present)
 
 
 @dataclass(frozen=True)
@@ -132,9 +145,9 @@ class OpenRound:
         """A deadline has passed: the round closes as soon as there are enough reports."""
         return self.repeats > 0
 
-    @cached_property
+    @property
     def tasks(self) -> Mapping[str, Task]:
-        return {task.client: task for task in self.plan.tasks}
+        return self.plan.by_client
 
 
 @dataclass(frozen=True)
@@ -162,18 +175,24 @@ class RunState:
     best_accuracy: float | None = None
     best_version: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, Members):
+            object.__setattr__(self, "members", Members(self.members))
+
     @property
     def ended(self) -> bool:
         return self.phase in ENDED
 
     @property
-    def in_order(self) -> list[Member]:
+    def in_order(self) -> Sequence[Member]:
         """All members by name: plans need a fixed order."""
-        return [self.members[name] for name in sorted(self.members)]
+        assert isinstance(self.members, Members)
+        return self.members.in_order
 
     @property
-    def present(self) -> list[Member]:
-        return [member for member in self.in_order if member.present]
+    def present(self) -> Sequence[Member]:
+        assert isinstance(self.members, Members)
+        return self.members.present
 
     @property
     def working(self) -> frozenset[str]:

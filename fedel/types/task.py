@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fedel.types.model import Change, ModelSpec, Patch, Tensors, Window
@@ -232,6 +233,15 @@ class Plan:
     deadline_seconds: float = 0.0
     """Seconds after which the round may close in any case; the coordinator's role fills it in."""
     state: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def by_client(self) -> Mapping[str, Task]:
+        return {task.client: task for task in self.tasks}
+
+    @cached_property
+    def in_one_round(self) -> frozenset[str]:
+        """The clients for whose work the round waits."""
+        return frozenset(task.client for task in self.tasks if task.num_rounds == 1)
 
 
 @dataclass(frozen=True)
