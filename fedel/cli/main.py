@@ -44,6 +44,7 @@ VERBS = {
     "backup": Verb("backup", "server", "copy what the servers keep, as it was at one moment; runs go on"),
     "restore": Verb("backup", "server", "put a backup where the servers expect their files"),
     "chaos": Verb("chaos", "desk", "a drill: disturb a federation of its own, then audit what it made"),
+    "bench": Verb("bench", "desk", "what FedEL costs on this machine, beside other systems and its limits"),
     "simulate": Verb("simulate", "desk", "a fleet of a hundred unequal devices, on a virtual clock"),
     "compare": Verb("compare", "desk", "simulate a job with several methods and seeds; one report"),
     "experiment": Verb(
