@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from google.protobuf import json_format
 
@@ -42,8 +42,25 @@ class LoadedRun:
     """By client."""
 
 
-def save(store: Store, run: str, effect: Persist, state: RunState, device: Device, now: float) -> None:
-    """Write the part of the state that the effect names; one transaction."""
+@dataclass(frozen=True)
+class Change:
+    """A part of a run's state that is to be kept."""
+
+    effect: Persist
+    state: RunState
+    device: Device = field(default_factory=Device)
+    """Of the effect's client."""
+
+
+def save(store: Store, run: str, changes: Sequence[Change], now: float) -> None:
+    """All of them, in one transaction."""
+    with store.together():
+        for change in changes:
+            _save(store, run, change.effect, change.state, change.device, now)
+
+
+def _save(store: Store, run: str, effect: Persist, state: RunState, device: Device, now: float) -> None:
+    """Write the part of the state that the effect names."""
     open_round, handover = state.open, state.handover
     if effect.part == "phase":
         store.set_phase(run, state.phase, state.message, now if state.ended else None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from fedel import plugins, request_id
@@ -40,8 +42,14 @@ HEAVY = (ev.Tick, ev.Committed)
 """Events that may plan a round or make a record: decided in a thread, because other runs must not wait."""
 
 
+@dataclass(eq=False)
+class _Waiting:
+    event: ev.Event
+    applied: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
 class CoordinatorRun(RunMembers):
-    """One run of this process. ``state`` changes only in ``_apply``, under the lock."""
+    """One run of this process. ``state`` changes only in ``_apply_in_order``, under the lock."""
 
     def __init__(
         self, row: RunRow, services: RunServices, stored: persistence.LoadedRun, code: JobCode | None = None
@@ -72,6 +80,8 @@ class CoordinatorRun(RunMembers):
         )
         self.devices: dict[str, Device] = dict(stored.devices)
         self._lock = asyncio.Lock()
+        self._waiting: list[_Waiting] = []
+        """Events that wait for the lock, in the order in which they came."""
         self._calls = asyncio.Lock()
         self._woken = asyncio.Event()
         self._wake_at: float | None = None
@@ -190,22 +200,53 @@ class CoordinatorRun(RunMembers):
         return clean(f"round {self.state.handover.round_num + 1}: {told}")
 
     async def _apply(self, event: ev.Event) -> None:
+        mine = _Waiting(event)
+        self._waiting.append(mine)
         async with self._lock:
-            before, now = self.state, self.services.clock()
-            if isinstance(event, HEAVY):
-                state, effects = await asyncio.to_thread(self.engine.apply, before, event, now)
+            if not mine.applied.done():
+                # What agents said while the lock was held is applied together: it is one write for all.
+                facts = takewhile(lambda each: isinstance(each.event, ev.FACTS), self._waiting)
+                group = list(facts) or self._waiting[:1]
+                del self._waiting[: len(group)]
+                await self._apply_group(group)
+        mine.applied.result()
+
+    async def _apply_group(self, group: Sequence[_Waiting]) -> None:
+        try:
+            await self._apply_in_order([each.event for each in group])
+            for each in group:
+                each.applied.set_result(None)
+        except Exception as error:
+            if len(group) == 1 or isinstance(error, StoreUnavailable):
+                for each in group:
+                    each.applied.set_exception(error)
             else:
-                state, effects = self.engine.apply(before, event, now)
-            for effect in effects:
-                if isinstance(effect, ev.Persist):
-                    device = self.devices.get(effect.client, Device())
-                    save = (self.services.store, self.name, effect, state, device, now)
-                    await asyncio.to_thread(persistence.save, *save)
-            self.state = state
-            self.show("database", "")
-            if before.open is None and state.open is not None:
-                for activity in self.activities.values():
-                    activity.phase = "idle"
+                for each in group:  # only the one at fault fails
+                    await self._apply_group([each])
+        finally:
+            for each in group:
+                each.applied.cancel()  # nothing, unless this task was cancelled
+
+    async def _apply_in_order(self, events: Sequence[ev.Event]) -> None:
+        before, now = self.state, self.services.clock()
+        if isinstance(events[0], HEAVY):
+            turns = await asyncio.to_thread(self._decide, events, now)
+        else:
+            turns = self._decide(events, now)
+        changes = [
+            persistence.Change(effect, state, self.devices.get(effect.client, Device()))
+            for state, effects in turns
+            for effect in effects
+            if isinstance(effect, ev.Persist)
+        ]
+        if changes:
+            await asyncio.to_thread(persistence.save, self.services.store, self.name, changes, now)
+        self.state = state = turns[-1][0]
+        self.show("database", "")
+        if before.open is None and state.open is not None:
+            for activity in self.activities.values():
+                activity.phase = "idle"
+        for _, effects in turns:
             for effect in effects:
                 await self._try_to_carry_out(effect)
         if state.phase == HELD != before.phase:
@@ -215,6 +256,14 @@ class CoordinatorRun(RunMembers):
         if state is not before:
             self.wake()
             self.change.notify()
+
+    def _decide(self, events: Sequence[ev.Event], now: float) -> list[tuple[RunState, list[ev.Effect]]]:
+        """The state after each of the events, and what is to be done."""
+        state, turns = self.state, []
+        for event in events:
+            state, effects = self.engine.apply(state, event, now)
+            turns.append((state, effects))
+        return turns
 
     async def control(self, action: str, by: str = "", why: str = "") -> None:
         """Pause, resume or stop; stopping what has ended already is not an error."""

@@ -68,6 +68,9 @@ class SqlStore:
                 f"database_url: {error}; write sqlite:///file or postgresql+psycopg://user@host/name"
             ) from None
         self._insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+        self._upserts = {table.name: self._upsert(table) for table in (clients, rounds, reports, codes, agents)}
+        self._joint = threading.local()
+        """Of a thread: the transaction of ``together``."""
         self._reading_engine = self._engine.execution_options(only_reads=True)
         self._write_lock, self._read_lock = _locks(self._engine)
         try:
@@ -128,6 +131,7 @@ class SqlStore:
             sa.update(runs)
             .where(runs.c.name == run)
             .values(state_json=state_json, model_version=model_version),
+            sa.delete(reports).where(reports.c.run == run, reports.c.round_num <= round_num),
         )
 
     def close_round(
@@ -176,11 +180,7 @@ class SqlStore:
                 connection.execute(sa.delete(codes).where(codes.c.sha256 == sha256))
 
     def put_agents(self, rows: Sequence[AgentRow]) -> None:
-        statement = self._insert(agents)
-        changed = {column.name: statement.excluded[column.name] for column in agents.columns}
-        statement = statement.on_conflict_do_update(index_elements=[agents.c.name], set_=changed)
-        with self._writing() as connection:
-            connection.execute(statement, [asdict(row) for row in rows])
+        self._put(agents, *rows)
 
     def delete_agents(self, names: Sequence[str]) -> None:
         self._execute(sa.delete(agents).where(agents.c.name.in_(names)))
@@ -191,12 +191,15 @@ class SqlStore:
     def close(self) -> None:
         self._engine.dispose()
 
-    def _put(self, table: sa.Table, row: ClientRow | RoundRow | ReportRow | CodeRow) -> None:
-        values = asdict(row)
-        statement = self._insert(table).values(values)
-        self._execute(
-            statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=values)
-        )
+    def _put(self, table: sa.Table, *rows: ClientRow | RoundRow | ReportRow | CodeRow | AgentRow) -> None:
+        with self._writing() as connection:
+            connection.execute(self._upserts[table.name], [vars(row) for row in rows])
+
+    def _upsert(self, table: sa.Table) -> sa.Executable:
+        """Insert or replace."""
+        statement = self._insert(table)
+        changed = {column.name: statement.excluded[column.name] for column in table.columns}
+        return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=changed)
 
     def _execute(self, *statements: sa.Executable) -> None:
         with self._writing() as connection:
@@ -219,8 +222,18 @@ class SqlStore:
         """By client; not in SQL, where the order of letters depends on the database's locale."""
         return sorted(self._all(cls, query), key=lambda row: str(getattr(row, "client", "")))
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with self._writing() as connection:
+            self._joint.connection = connection
+            try:
+                yield
+            finally:
+                del self._joint.connection
+
     def _writing(self) -> AbstractContextManager[sa.Connection]:
-        return self._transaction(self._engine, self._write_lock)
+        joint: sa.Connection | None = getattr(self._joint, "connection", None)
+        return nullcontext(joint) if joint else self._transaction(self._engine, self._write_lock)
 
     def _reading(self) -> AbstractContextManager[sa.Connection]:
         return self._transaction(self._reading_engine, self._read_lock)

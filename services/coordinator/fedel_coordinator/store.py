@@ -1,11 +1,13 @@
 """What the coordinator keeps: runs, clients, rounds and reports, behind a port.
 
-Every method is one transaction and blocks: the service calls them in threads.
+Every method is one transaction, unless it is called ``together`` with others, and blocks: the service calls
+them in threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,6 +119,10 @@ class CodeRow:
 class Store(Protocol):
     """The port. Every method may raise ``StoreUnavailable``, which means: try again."""
 
+    def together(self) -> AbstractContextManager[object]:
+        """What this thread writes in this context is one transaction: all of it is kept, or nothing."""
+        ...
+
     def create_run(self, row: RunRow) -> bool:
         """False if a run of this name exists already; then nothing changes."""
         ...
@@ -162,7 +168,8 @@ class Store(Protocol):
     def commit_round(
         self, run: str, round_num: int, record_json: str, state_json: str, model_version: int
     ) -> None:
-        """The round has made a model; the run goes on from ``state_json``."""
+        """The round has made a model; the run goes on from ``state_json``. Its reports, and those of earlier
+        rounds, are in the record, and nobody asks for them again."""
         ...
 
     def close_round(

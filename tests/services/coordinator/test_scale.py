@@ -1,0 +1,92 @@
+"""What the coordinator does for many clients and many rounds: counted, not timed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from fedel_coordinator.run import CoordinatorRun
+from fedel_coordinator.sql import SqlStore
+from fedel_coordinator.store import ClientRow
+
+from fedel.roles import events as ev
+from fedel.roles.run_state import Member
+from fedel.testing import profile
+from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config
+
+NUM_CLIENTS = 50
+JOINS = [ev.Joined(Member(f"many-{number}", 10, profile())) for number in range(NUM_CLIENTS)]
+
+
+async def waiting_run(federation: Federation) -> CoordinatorRun:
+    """A run that waits for more clients than will come."""
+    await federation.create(run_config(min_clients=10 * NUM_CLIENTS))
+    return federation.coordinator.runs[RUN]
+
+
+@asynchronous
+async def test_what_many_clients_say_at_once_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transactions, together = [], SqlStore.together
+
+    @contextmanager
+    def counted(store: SqlStore) -> Any:
+        transactions.append(store)
+        with together(store):
+            yield
+
+    async with Federation(tmp_path) as federation:
+        run = await waiting_run(federation)
+        monkeypatch.setattr(SqlStore, "together", counted)
+        await asyncio.gather(*map(run.apply, JOINS))
+        assert len(transactions) <= 2  # the first, and those that came while it was written
+        assert NUM_CLIENTS == len(run.state.members) == len(federation.coordinator.store.clients(RUN))
+
+
+@asynchronous
+async def test_a_client_whose_row_cannot_be_written_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_client = SqlStore.put_client
+
+    def refuse(store: SqlStore, row: ClientRow) -> None:
+        if row.client == "many-7":
+            raise ValueError("planted")
+        put_client(store, row)
+
+    async with Federation(tmp_path) as federation:
+        run = await waiting_run(federation)
+        monkeypatch.setattr(SqlStore, "put_client", refuse)
+        outcomes = await asyncio.gather(*map(run.apply, JOINS), return_exceptions=True)
+        assert [7] == [number for number, outcome in enumerate(outcomes) if outcome is not None]
+        kept = {row.client for row in federation.coordinator.store.clients(RUN)}
+        assert kept == run.state.members.keys() == {event.member.client for event in JOINS} - {"many-7"}
+
+
+@asynchronous
+async def test_a_late_round_writes_as_much_as_an_early_one(tmp_path: Path) -> None:
+    written: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith(("INSERT", "UPDATE", "DELETE")) and " agents " not in statement:
+            written.append(statement)
+
+    async with Federation(tmp_path) as federation:
+        store = federation.coordinator.store
+        sa.event.listen(store._engine, "before_cursor_execute", note)
+        totals = []
+        federation.start_agents(3)
+        for number, num_rounds in enumerate((2, 5, 8)):
+            written.clear()
+            run = f"run-{number}"
+            await federation.create(run_config(num_rounds=num_rounds, evaluate_every=0), run)
+            await federation.finished(run)
+            totals.append(len(written))
+            for round_num in range(num_rounds):
+                assert [] == store.reports(run, round_num)  # they are in the records
+        assert totals[1] - totals[0] == totals[2] - totals[1]
