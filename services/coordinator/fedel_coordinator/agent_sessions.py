@@ -108,7 +108,7 @@ class AgentSessions:
         self._coordinator.sessions.heard(session.client)
         if not was_present:
             for name in session.joined:
-                self._coordinator.runs[name].wake()
+                self._coordinator.runs[name].wake(heard_again=True)
 
     async def _take(self, session: Session, request: pb.SessionRequest) -> None:
         kind = request.WhichOneof("kind")

@@ -20,6 +20,12 @@ class ChangeSignal:
         return self._event
 
 
+def rest_seconds(least: float, spent: float) -> float:
+    """How long a follower rests after it was told the news, which took ``spent`` seconds of this process: so
+    each takes at most a twentieth of a core, however many clients there are."""
+    return max(least, 19 * spent)
+
+
 async def wait_for_event(event: asyncio.Event, timeout: float | None) -> bool:
     """Wait up to ``timeout`` seconds for the event; return whether it was set.
 

@@ -38,6 +38,8 @@ from fedel_coordinator.store import RunRow, StoreUnavailable
 log = logging.getLogger(__name__)
 WAITS = "waits"
 """Name of background tasks that wait for others; they may be cancelled."""
+LOOKS = 12
+"""Silence of a client is looked for this many times in the seconds that make it silent."""
 HEAVY = (ev.Tick, ev.Committed)
 """Events that may plan a round or make a record: decided in a thread, because other runs must not wait."""
 
@@ -85,6 +87,7 @@ class CoordinatorRun(RunMembers):
         self._calls = asyncio.Lock()
         self._woken = asyncio.Event()
         self._wake_at: float | None = None
+        self._heard_again, self._looked_at = False, float("-inf")
         self._background: set[asyncio.Task[None]] = set()
         """Events being applied and calls to aggregators; they outlive the session or call that caused them."""
 
@@ -126,13 +129,19 @@ class CoordinatorRun(RunMembers):
             waits.append(self.services.sessions.silent_seconds / 3)
         return min(waits, default=None)
 
-    def wake(self) -> None:
+    def wake(self, heard_again: bool = False) -> None:
         """Look again: the state changed, or a client is heard again."""
+        self._heard_again = self._heard_again or heard_again
         self._woken.set()
 
     async def _report_silence(self) -> None:
+        """A look at all clients: not after each message of each of them."""
         sessions = self.services.sessions
         sessions.pulse()
+        now = sessions.now()
+        if not self._heard_again and now - self._looked_at < sessions.silent_seconds / LOOKS:
+            return
+        self._heard_again, self._looked_at = False, now
         for member in list(self.state.members.values()):
             client = member.client
             if member.silent == sessions.present(client):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +21,7 @@ from fedel.wire.watch import MAX_LETTERS, in_parts
 from fedel_coordinator import messages
 from fedel_coordinator.agent_calls import control_agent, list_agents
 from fedel_coordinator.agent_sessions import AgentSessions
-from fedel_coordinator.change_signal import wait_for_event
+from fedel_coordinator.change_signal import rest_seconds, wait_for_event
 from fedel_coordinator.coordinator import Coordinator
 from fedel_coordinator.dry_run import plan_run
 from fedel_coordinator.errors import AggregatorAway, NoSuchRun, RunActive, Stopping
@@ -100,20 +101,23 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             ended = run.ended
             records = await self._records(run.name, sent)
             sent += len(records)
-            for part in in_parts(self._status(run), await self._clients(run), records):
+            begin = time.thread_time()
+            parts = list(in_parts(self._status(run), await self._clients(run), records))
+            rest = rest_seconds(REST_SECONDS, time.thread_time() - begin)
+            for part in parts:
                 yield part
             if self._coordinator.stopping and not ended:
                 raise Stopping("the coordinator is stopping; the run goes on after its next start")
             if ended and not records:
                 return
             if not records:
-                await self._rest(change)
+                await self._rest(change, rest)
 
-    async def _rest(self, change: asyncio.Event) -> None:
+    async def _rest(self, change: asyncio.Event, seconds: float) -> None:
         """Until something changed; from time to time anyway, because silence grows without any change."""
         changed = await wait_for_event(change, self._coordinator.config.heartbeat_seconds)
         if changed and not self._coordinator.stopping:
-            await asyncio.sleep(REST_SECONDS)
+            await asyncio.sleep(seconds)
 
     async def _records(self, run: str, start: int) -> list[str]:
         """The next closed rounds, as many as go into one message."""

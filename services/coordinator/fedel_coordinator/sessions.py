@@ -162,6 +162,10 @@ class Sessions:
         for session in self._sessions.values():
             session.end()
 
+    def now(self) -> float:
+        """On the clock that silence is measured with."""
+        return self._clock()
+
     def heard(self, client: str) -> None:
         self._heard[client] = self._clock()
 

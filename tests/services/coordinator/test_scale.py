@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from fedel_coordinator.change_signal import rest_seconds
 from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.sql import SqlStore
 from fedel_coordinator.store import ClientRow
@@ -16,7 +17,7 @@ from fedel_coordinator.store import ClientRow
 from fedel.roles import events as ev
 from fedel.roles.run_state import Member
 from fedel.testing import profile
-from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config
+from tests.services.coordinator.support import RUN, Federation, asynchronous, run_config, until
 
 NUM_CLIENTS = 50
 JOINS = [ev.Joined(Member(f"many-{number}", 10, profile())) for number in range(NUM_CLIENTS)]
@@ -90,3 +91,24 @@ async def test_a_late_round_writes_as_much_as_an_early_one(tmp_path: Path) -> No
             for round_num in range(num_rounds):
                 assert [] == store.reports(run, round_num)  # they are in the records
         assert totals[1] - totals[0] == totals[2] - totals[1]
+
+
+@asynchronous
+async def test_messages_do_not_make_the_run_look_for_silence_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    async with Federation(tmp_path) as federation:
+        run = await waiting_run(federation)
+        await asyncio.gather(*map(run.apply, JOINS))
+        monkeypatch.setattr(run.services.sessions, "present", lambda client: not looks.append(client))
+        run.wake(heard_again=True)
+        await until(lambda: len(looks) == NUM_CLIENTS, run)
+        await run.apply(ev.Disconnected("many-1"))
+        await run._report_silence()
+        assert NUM_CLIENTS == len(looks)
+
+
+def test_a_follower_of_many_clients_rests_longer() -> None:
+    assert 0.1 == rest_seconds(0.1, 0.001)
+    assert 1.9 == rest_seconds(0.1, 0.1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from aiohttp import web
 
 from fedel.serialisation import to_json
-from fedel_coordinator.change_signal import wait_for_event
+from fedel_coordinator.change_signal import rest_seconds, wait_for_event
 from fedel_coordinator.run_view import ShownRun
 from fedel_coordinator.web import views
 from fedel_coordinator.web.events import Events
@@ -27,6 +28,7 @@ class Follower:
         self._head: views.Json = {}
         self._clients: dict[str, views.Json] = {}
         self._seen_at = float("-inf")
+        self._rest_seconds = REST_SECONDS
 
     async def follow(self, run: ShownRun) -> None:
         await self._response.write(b"retry: 2000\n\n")
@@ -50,8 +52,10 @@ class Follower:
 
     async def _send_clients(self, run: ShownRun) -> None:
         """Those that changed; when each was last heard is sent apart, because every heartbeat changes it."""
+        begin = time.thread_time()
         rows = await self._reader.clients(run)
         changed = [row for name, row in rows.items() if row != self._clients.get(name)]
+        self._rest_seconds = rest_seconds(REST_SECONDS, time.thread_time() - begin)
         if changed:
             await self._send("clients", changed)
         self._clients = rows
@@ -75,7 +79,7 @@ class Follower:
     async def _rest(self, change: asyncio.Event) -> None:
         """Until something changed; from time to time anyway, because silence grows without any change."""
         if await wait_for_event(change, self._reader.heartbeat_seconds):
-            await asyncio.sleep(REST_SECONDS)
+            await asyncio.sleep(self._rest_seconds)
 
     async def _send(self, kind: str, data: Any, number: int | None = None) -> None:
         identity = "" if number is None else f"id: {number}\n"
