@@ -67,7 +67,6 @@ bench: setup  ## measure on this machine what the docs claim about speed and mem
 	$(BIN)/python -m benchmarks.memory_limit
 	$(BIN)/python -m benchmarks.aggregator_load
 	$(BIN)/python -m benchmarks.fleet
-	$(BIN)/python -m benchmarks.simulation_overhead
 
 bundle: setup  ## an agent for devices without internet, in dist/; TARGET="aarch64 3.10" for a Jetson
 	systemd/bundle.sh $(TARGET)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -362,13 +363,13 @@ def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:
     return max(tested, key=lambda record: record.accuracy or 0.0, default=None)
 
 
-def client_results(records: Sequence[RoundRecord]) -> dict[str, ClientResult]:
+def client_results(records: Iterable[RoundRecord]) -> dict[str, ClientResult]:
     """By client: training time over T_th, minus one, as a mean and at its largest."""
     types: dict[str, str] = {}
-    deviations: dict[str, list[float]] = {}
+    deviations: dict[str, array[float]] = {}
     for entry in (entry for record in records for entry in record.clients):
         types[entry.client] = entry.device_type
-        measured = deviations.setdefault(entry.client, [])
+        measured = deviations.setdefault(entry.client, array("d"))
         if entry.deviation is not None:
             measured.append(entry.deviation)
     return {
@@ -390,7 +391,7 @@ def run_result(
     seed: int,
     scope: str,
     weights: Sequence[str],
-    records: Sequence[RoundRecord],
+    records: Iterable[RoundRecord],
     wall_seconds: float,
     virtual: bool = False,
     model_version: int | None = None,
@@ -401,12 +402,25 @@ def run_result(
     average: float = 0.0,
     origin: Origin | None = None,
 ) -> RunResult:
-    """What the rounds of a run come to; ``virtual`` if they were simulated."""
-    tested = [record for record in records if record.accuracy is not None]
+    """What the rounds of a run come to; ``virtual`` if they were simulated.
+
+    ``records`` are read once, and not kept: those of a long run of many clients do not fit into memory."""
+    rounds: list[RoundRecord] = []
+    own_tests: ClientTests | None = None
+
+    def noted() -> Iterator[RoundRecord]:
+        nonlocal own_tests
+        for record in records:
+            own_tests = record.client_tests or own_tests
+            rounds.append(replace(record, clients=(), client_tests=None))
+            yield record
+
+    clients = client_results(noted())
+    tested = [record for record in rounds if record.accuracy is not None]
     final = tested[-1] if tested else None
-    best = best_of(records)
+    best = best_of(rounds)
     losses = [record.test_loss for record in tested if record.test_loss is not None]
-    scopes = records[0].clock_seconds if records else {}
+    scopes = rounds[0].clock_seconds if rounds else {}
     ours = {"fedel": __version__, "python": platform.python_version(), "numpy": np.__version__}
     return RunResult(
         run=name,
@@ -414,27 +428,27 @@ def run_result(
         message=message,
         strategy=strategy,
         seed=seed,
-        rounds=len(records),
+        rounds=len(rounds),
         accuracy=final.accuracy if final else None,
         test_loss=final.test_loss if final else None,
         best_accuracy=best.accuracy if best else None,
         best_test_loss=min(losses, default=None),
         best_round=best.round if best else None,
         best_version=best.version if best else None,
-        model_version=len(records) if model_version is None else model_version,
+        model_version=len(rounds) if model_version is None else model_version,
         scope=scope,
         wall_seconds=wall_seconds,
-        virtual_seconds=sum(record.latency_seconds for record in records) if virtual else None,
-        clock_seconds={each: sum(record.clock_seconds[each] for record in records) for each in scopes},
-        bytes_up=sum(record.bytes_up for record in records),
-        bytes_down=sum(record.bytes_down for record in records),
-        clients=client_results(records),
+        virtual_seconds=sum(record.latency_seconds for record in rounds) if virtual else None,
+        clock_seconds={each: sum(record.clock_seconds[each] for record in rounds) for each in scopes},
+        bytes_up=sum(record.bytes_up for record in rounds),
+        bytes_down=sum(record.bytes_down for record in rounds),
+        clients=clients,
         tensors=tuple(weights),
         versions=ours | dict(versions or {}),
         profile=profile or {},
         partition=partition,
-        epsilon=records[-1].epsilon if records else None,
+        epsilon=rounds[-1].epsilon if rounds else None,
         average=average,
         origin=origin,
-        client_tests=next((r.client_tests for r in reversed(records) if r.client_tests), None),
+        client_tests=own_tests,
     )

@@ -136,7 +136,7 @@ class LightClient:
 
     async def _carry_out(self, task: task_pb2.Task) -> None:
         """As an agent does: accept, say what it is at, send the update, report."""
-        clients, about = self._clients, {"run": task.run, "round_num": task.round_num}
+        clients, run, number = self._clients, task.run, task.round_num
         assert self._bulk is not None
         stub = AggregatorServiceStub(self._bulk)
         report = Report(
@@ -151,14 +151,14 @@ class LightClient:
             window=Window(1, clients.spec.num_blocks),
             selected=clients.selected,
         )
-        await self._send(pb.SessionRequest(answer=pb.TaskAnswer(**about, accepted=True)))
-        await self._send(pb.SessionRequest(progress=pb.TaskProgress(**about, phase="download")))
+        await self._send(pb.SessionRequest(answer=pb.TaskAnswer(run=run, round_num=number, accepted=True)))
+        await self._at(task, "download")
         received = 0
         if clients.fleet.downloads:
             fetched = await retrying(lambda: fetch_model(stub, task.run, task.model_version))
             received = fetched.num_bytes
-        await self._send(pb.SessionRequest(progress=pb.TaskProgress(**about, phase="train")))
-        await self._send(pb.SessionRequest(progress=pb.TaskProgress(**about, phase="upload")))
+        await self._at(task, "train")
+        await self._at(task, "upload")
         sent = await retrying(lambda: push_update(stub, task.run, report, clients.payload))
         done = pb.TaskDone(
             run=task.run,
@@ -168,6 +168,10 @@ class LightClient:
             bytes_down=received,
         )
         await self._send(pb.SessionRequest(done=done))
+
+    async def _at(self, task: task_pb2.Task, phase: str) -> None:
+        progress = pb.TaskProgress(run=task.run, round_num=task.round_num, phase=phase)
+        await self._send(pb.SessionRequest(progress=progress))
 
     async def _send(self, request: pb.SessionRequest) -> None:
         async with self._writing:  # gRPC takes one message of a stream at a time

@@ -23,7 +23,7 @@ def slope(points: Points) -> float | None:
         return None
     mean_x, mean_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
     above = sum((x - mean_x) * (y - mean_y) for x, y in logs)
-    return round(above / sum((x - mean_x) ** 2 for x, _ in logs), 3)
+    return round(float(above / sum((x - mean_x) ** 2 for x, _ in logs)), 3)
 
 
 def told(points: Points) -> str:

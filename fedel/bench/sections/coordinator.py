@@ -127,7 +127,8 @@ def _agent(number: int) -> AgentRow:
 
 def _list_agents(http: str) -> float:
     """Seconds for all pages of ``/api/agents``."""
-    begin, after = time.perf_counter(), ""
+    begin = time.perf_counter()
+    after: str | None = ""
     while after is not None:
         with urllib.request.urlopen(f"http://{http}/api/agents?after={after}") as answer:
             after = json.loads(answer.read())["next"]

@@ -94,7 +94,7 @@ def _flower_cpu(python: Path, rounds: int, seconds: float) -> dict[str, float]:
     mark = f"FEDEL_BENCH={uuid.uuid4().hex}"
     name, _, value = mark.partition("=")
     environment = {**os.environ, name: value, "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONPATH", None)
+    environment["PYTHONPATH"] = str(HERE)  # for Ray's processes, which import ``plain_training``
     words = [str(python), str(HERE / "flower_simulation.py"), str(NUM_CLIENTS), str(IN_ROUND), str(rounds)]
     process = subprocess.Popen(
         words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -43,7 +43,7 @@ from fedel_coordinator.run_services import RunServices, steady_clock
 from fedel_coordinator.run_view import EndedRun, LiveRun, ShownRun
 from fedel_coordinator.sessions import Session, SessionLimits, Sessions
 from fedel_coordinator.shards import Shards, StoppedWaiting
-from fedel_coordinator.store import RunRow, Store
+from fedel_coordinator.store import RunRow, Store, each_record
 from fedel_coordinator.traces import traces_to
 
 log = logging.getLogger(__name__)
@@ -300,8 +300,8 @@ class Coordinator:
         return LiveRun(run) if run else EndedRun(row, self.store)
 
     async def _start_run(self, run: CoordinatorRun) -> None:
-        records = await asyncio.to_thread(self.store.records, run.name) if run.keeper.directory else []
-        await run.keeper.write(lambda directory: directory.start(run.config.table(), records))
+        table = run.config.table()
+        await run.keeper.write(lambda directory: directory.start(table, each_record(self.store, run.name)))
         self.runs[run.name] = run
         self.drives[run.name] = asyncio.create_task(run.drive(), name=f"run {run.name}")
 

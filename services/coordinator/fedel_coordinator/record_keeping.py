@@ -10,7 +10,7 @@ from fedel.records import RoundRecord, RunResult, run_result
 from fedel.roles.planner import RoundPlanner
 from fedel.telemetry import CoordinatorMetrics
 from fedel_coordinator.run_directory import RunDirectory
-from fedel_coordinator.store import RunRow, Store
+from fedel_coordinator.store import RunRow, Store, each_record
 from fedel_coordinator.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class RecordKeeper:
             seed=self._planner.run.seed,
             scope=self._planner.scope,
             weights=[tensor.name for tensor in self._planner.spec.weights],
-            records=[RoundRecord.from_json(text) for text in self._store.records(row.name)],
+            records=(RoundRecord.from_json(text) for text in each_record(self._store, row.name)),
             wall_seconds=max(0.0, (row.ended_at or row.created_at) - row.created_at),
             model_version=row.model_version,
             average=self._planner.run.server.average,

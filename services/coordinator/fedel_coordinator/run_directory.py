@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedel import config
-from fedel.files import write_atomic
+from fedel.files import open_atomic, write_atomic
 from fedel.records import RunResult
 
 
@@ -15,10 +15,11 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def start(self, settings: Mapping[str, Any], records: Sequence[str]) -> None:
+    def start(self, settings: Mapping[str, Any], records: Iterable[str]) -> None:
         """Begin, or repair after a restart: the files say what the store says."""
         write_atomic(self.path / "config.toml", config.write(settings))
-        write_atomic(self.path / "rounds.jsonl", "".join(record + "\n" for record in records))
+        with open_atomic(self.path / "rounds.jsonl") as file:
+            file.writelines(f"{record}\n".encode() for record in records)
 
     @property
     def finished(self) -> bool:

@@ -6,12 +6,15 @@ them in threads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from fedel.errors import ServiceError
+
+BATCH_ROUNDS = 20
+"""Records in memory at once; one with a thousand clients is a megabyte."""
 
 
 class StoreUnavailable(ServiceError):
@@ -213,3 +216,11 @@ class Store(Protocol):
     def agents(self) -> list[AgentRow]: ...
 
     def close(self) -> None: ...
+
+
+def each_record(store: Store, run: str) -> Iterator[str]:
+    """Of every closed round, in order; a few are in memory at a time."""
+    start = 0
+    while texts := store.records(run, start, BATCH_ROUNDS):
+        yield from texts
+        start += len(texts)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from fedel_coordinator.change_signal import rest_seconds
 from fedel_coordinator.run import CoordinatorRun
 from fedel_coordinator.sql import SqlStore
-from fedel_coordinator.store import ClientRow
+from fedel_coordinator.store import BATCH_ROUNDS, ClientRow, RoundRow, RunRow, each_record
 
 from fedel.roles import events as ev
 from fedel.roles.run_state import Member
@@ -112,4 +112,16 @@ async def test_messages_do_not_make_the_run_look_for_silence_again_and_again(
 
 def test_a_follower_of_many_clients_rests_longer() -> None:
     assert 0.1 == rest_seconds(0.1, 0.001)
-    assert 1.9 == rest_seconds(0.1, 0.1)
+    assert 9.5 == rest_seconds(0.1, 0.5)
+
+
+def test_records_of_a_long_run_are_never_all_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqlStore("sqlite://")
+    store.create_run(RunRow(RUN, "{}", "{}", 1, "running", 0.0))
+    for number in range(3 * BATCH_ROUNDS + 1):
+        store.put_round(RoundRow(RUN, number, "open", "{}", 0.0))
+        store.close_round(RUN, number, str(number), None)
+    read, records = [], store.records
+    monkeypatch.setattr(store, "records", lambda *about: read.append(len(found := records(*about))) or found)
+    assert [str(number) for number in range(3 * BATCH_ROUNDS + 1)] == list(each_record(store, RUN))
+    assert [BATCH_ROUNDS, BATCH_ROUNDS, BATCH_ROUNDS, 1, 0] == read

@@ -15,13 +15,12 @@ from fedel.records import ClientRecord, RoundRecord
 from fedel.serialisation import from_json
 from fedel.types import ModelSpec
 from fedel_coordinator.run_view import ShownRun
+from fedel_coordinator.store import BATCH_ROUNDS as BATCH
 from fedel_coordinator.store import Store
 from fedel_coordinator.web import views
 
 MAX_ROUNDS = 200
 """Rounds in one answer; for more, send another request."""
-BATCH = 20
-"""Records that are in memory at once."""
 MAX_RUNS = 16
 """Runs whose rounds are kept in brief."""
 
