@@ -6,7 +6,6 @@ import asyncio
 import logging
 from typing import Any
 
-from fedel_services.first_messages import Timed
 from fedel_services.guard import caller, require_client
 from fedel_services.tasks import drop
 
@@ -23,8 +22,6 @@ from fedel_coordinator.errors import SessionReplaced, SessionSilent, WrongProtoc
 from fedel_coordinator.sessions import Device, Session
 
 log = logging.getLogger(__name__)
-SILENT_TIMES = 20
-"""A session is ended when its client has been silent for this many times what makes it lose its tasks."""
 
 
 class AgentSessions:
@@ -91,9 +88,8 @@ class AgentSessions:
             await context.write(message)
 
     async def _receive(self, session: Session, requests: Any) -> None:
-        seconds = SILENT_TIMES * self._coordinator.config.silent_seconds
         try:
-            async for request in Timed(requests, seconds, seconds):
+            async for request in requests:
                 session.count_message()
                 if session.error is not None:
                     return

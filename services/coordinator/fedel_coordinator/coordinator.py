@@ -161,6 +161,7 @@ class Coordinator:
         """So that the sessions notice when this process did not run."""
         while True:
             self.sessions.pulse()
+            self.sessions.end_silent()
             self.fleet.look_for_silence()
             await asyncio.sleep(self.config.silent_seconds / 6)
 

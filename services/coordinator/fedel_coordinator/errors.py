@@ -38,7 +38,7 @@ class SessionReplaced(ServiceError):
 
 
 class SessionSilent(ServiceError):
-    """A new session did not say who it is."""
+    """A new session did not say who it is, or nothing came from one for too long."""
 
 
 class SessionAbused(ServiceError):

@@ -212,7 +212,7 @@ class CoordinatorRun(RunMembers):
         mine = _Waiting(event)
         self._waiting.append(mine)
         async with self._lock:
-            if not mine.applied.done():
+            while not mine.applied.done():
                 # What agents said while the lock was held is applied together: it is one write for all.
                 facts = takewhile(lambda each: isinstance(each.event, ev.FACTS), self._waiting)
                 group = list(facts) or self._waiting[:1]

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from fedel.v1 import coordinator_pb2 as pb
-from fedel_coordinator.errors import SessionAbused
+from fedel_coordinator.errors import SessionAbused, SessionSilent
 
 MAX_OUTBOX = 1000
 """Messages that may wait for an agent that does not read; each of them is small."""
+SILENT_TIMES = 20
+"""A session is ended when its client has been silent for this many times what makes it lose its tasks."""
 BURST_SECONDS = 30.0
 """A session may be over its rate for so long before it is ended."""
 
@@ -43,7 +45,7 @@ class Session:
         """Runs for which the agent is ready."""
         self.superseded = False
         self.said_goodbye = False
-        self.error: SessionAbused | None = None
+        self.error: SessionAbused | SessionSilent | None = None
         """Why the session is ended at once, whatever still waits."""
         self.broken = asyncio.Event()
         """Set together with ``error``."""
@@ -66,9 +68,9 @@ class Session:
         """End the stream after what is waiting has left."""
         self._outbox.put_nowait(None)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, kind: type[SessionAbused | SessionSilent] = SessionAbused) -> None:
         """End the stream at once."""
-        self.error = self.error or SessionAbused(f"session of client '{self.client}': {reason}")
+        self.error = self.error or kind(f"session of client '{self.client}': {reason}")
         self.broken.set()
 
     def count_message(self) -> None:
@@ -158,6 +160,14 @@ class Sessions:
         """Nobody asks when the client was last heard."""
         self._heard.pop(client, None)
 
+    def end_silent(self) -> None:
+        """End the sessions that have said nothing for too long. One look at all of them now and then costs less
+        than a timer for every message of each."""
+        seconds = SILENT_TIMES * self.silent_seconds
+        for client, session in self._sessions.items():
+            if self._clock() - self._last_sign(client) > seconds:
+                session.fail(f"nothing came for {seconds:g} s: open it again", SessionSilent)
+
     def end_all(self) -> None:
         for session in self._sessions.values():
             session.end()
@@ -180,8 +190,11 @@ class Sessions:
         return max(0.0, self._clock() - self._heard.get(client, self._awake_since))
 
     def present(self, client: str) -> bool:
-        since = max(self._heard.get(client, self._awake_since), self._awake_since)
-        return self._clock() - since < self.silent_seconds
+        return self._clock() - self._last_sign(client) < self.silent_seconds
+
+    def _last_sign(self, client: str) -> float:
+        """When the client was last heard, or this process began to listen."""
+        return max(self._heard.get(client, self._awake_since), self._awake_since)
 
     def ready(self, client: str, run: str) -> bool:
         """Whether a message of the run would reach the client now."""

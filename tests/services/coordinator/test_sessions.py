@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fedel_coordinator.errors import SessionSilent
 from fedel_coordinator.sessions import Device, Sessions
 from grpc import aio
 
@@ -286,3 +287,19 @@ async def test_closing_an_older_session_does_not_close_the_newer_one() -> None:
     assert older.superseded
     assert sessions.ready("one", RUN)
     assert 1 == sessions.num_sessions
+
+
+@asynchronous
+async def test_a_session_that_says_nothing_for_long_is_ended() -> None:
+    now = [0.0]
+    sessions = Sessions(1.0, clock=lambda: now[0])
+    silent, other = sessions.open("silent", Device()), sessions.open("other", Device())
+    now[0] = 20.0
+    sessions.heard("other")
+    sessions.end_silent()
+    assert silent.error is None
+    now[0] = 20.5
+    sessions.end_silent()
+    assert isinstance(silent.error, SessionSilent)
+    assert silent.broken.is_set()
+    assert other.error is None
