@@ -56,6 +56,8 @@ class LightFederation:
     """Of the servers, by name."""
     at_start: dict[str, int] = field(default_factory=dict)
     """Bytes that they held before the first client came."""
+    cpu_at_start: dict[str, float] = field(default_factory=dict)
+    """CPU-seconds until then."""
     closed: int = 0
     """Rounds so far."""
     num_sessions: int = 0
@@ -150,7 +152,7 @@ async def light_federation(
         pids = {"coordinator": coordinator.pid, "aggregator": aggregator.pid}
         await until((folder / "http").exists, "the page to be served", START_SECONDS)
         federation = LightFederation(folder, address, (folder / "http").read_text(encoding="utf-8"), pids)
-        federation.at_start = federation.held()
+        federation.at_start, federation.cpu_at_start = federation.held(), federation.spent()
         fleet = fleet or Fleet(address, 0, num_clients)
         if job is not None:
             spec = made_up_spec(fleet.num_tensors, fleet.model_bytes)

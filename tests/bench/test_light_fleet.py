@@ -26,6 +26,7 @@ ACTIVE = [
     for number in (10, 1000)
 ]
 IDLE = {"what": "idle sessions", "sessions": 5000, "core_share": 0.3, "bytes_a_session": 50_000.0}
+IDLE["heartbeats_a_second"] = 1000.0
 SIZES = [
     {"what": f"model of {size}", "model_bytes": size, "clients": 2, "cpu_seconds": CPU, "seconds": 1.0}
     | {"peak_bytes": {"coordinator": 1e8, "aggregator": 1e8}}
@@ -64,7 +65,7 @@ def test_a_made_up_model_has_the_size_that_was_asked_for() -> None:
 def test_the_coordinator_is_shown_with_its_slope_and_goals() -> None:
     lines = "\n".join(coordinator.show([*ACTIVE, IDLE]))
     assert "over clients: 1.00" in lines
-    assert "5000 idle sessions take 30% of a core and 50 kB" in lines
+    assert "5000 idle sessions, 1000 heartbeats a second: they take 30% of a core, and 50 kB" in lines
     assert [True, False, True] == [goal.met for goal in coordinator.goals([*ACTIVE, IDLE])]
     assert coordinator.pictures(ACTIVE)["clients"].startswith("<svg")
 

@@ -11,6 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from unittest.mock import patch
 
+import fedel_edge
+
+import fedel
 from fedel.bench import plain_training
 from fedel.bench.first_step import FILE
 from fedel.bench.light_federation import LightFederation, cpu_seconds, light_federation, memory_bytes
@@ -102,6 +105,11 @@ def installed() -> Row:
         except metadata.PackageNotFoundError:
             continue
         paths = [Path(str(file.locate())) for file in found.files or ()]
+        if name == "fedel":  # as a wheel would have it, also where it is installed for changing it
+            folders = (Path(package.__file__ or "").parent for package in (fedel, fedel_edge))
+            paths = [
+                path for folder in folders for path in folder.rglob("*") if path.parent.name != "__pycache__"
+            ]
         sizes[name] = sum(path.stat().st_size for path in paths if path.is_file())
         wanted += [each for text in found.requires or () if (each := _needed(text, name == "fedel"))]
     return {"bytes": sizes}

@@ -75,16 +75,26 @@ async def idle(num_sessions: int, folder: Path) -> Row:
         empty = federation.at_start["coordinator"]
         await federation.until(num_sessions=num_sessions)
         await asyncio.sleep(5.0)  # what their opening left behind
+        heard = await asyncio.to_thread(_heartbeats, federation.http)
         before, begin = federation.spent()["coordinator"], time.perf_counter()
         await asyncio.sleep(IDLE_SECONDS)
         used, seconds = federation.spent()["coordinator"] - before, time.perf_counter() - begin
+        heard = await asyncio.to_thread(_heartbeats, federation.http) - heard
         held = federation.held()["coordinator"]
         return {
             "sessions": num_sessions,
             "core_share": used / seconds,
+            "heartbeats_a_second": heard / seconds,
             "bytes_a_session": (held - empty) / num_sessions,
             "complaints": federation.complaints(),
         }
+
+
+def _heartbeats(http: str) -> float:
+    """That the coordinator has received so far."""
+    with urllib.request.urlopen(f"http://{http}/metrics") as answer:
+        text = answer.read().decode()
+    return float(text.partition("\nfedel_heartbeats_total ")[2].split()[0])
 
 
 async def registered(num_agents: int, folder: Path) -> Row:
@@ -178,8 +188,8 @@ def show(rows: Rows) -> list[str]:
         if row["what"] == "idle sessions":
             lines += [
                 "",
-                f"{row['sessions']} idle sessions take {row['core_share']:.0%} of a core and"
-                f" {row['bytes_a_session'] / 1e3:.0f} kB of the coordinator each.",
+                f"{row['sessions']} idle sessions, {row['heartbeats_a_second']:.0f} heartbeats a second: they"
+                f" take {row['core_share']:.0%} of a core, and {row['bytes_a_session'] / 1e3:.0f} kB each.",
             ]
         if row["what"] == "registered agents":
             lines += [

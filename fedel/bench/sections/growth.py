@@ -11,15 +11,17 @@ from typing import Any
 
 from fedel.bench import machine
 from fedel.bench.light_clients import Fleet
-from fedel.bench.light_federation import RUN, folder_bytes, light_federation, light_job
+from fedel.bench.light_federation import DATABASE, RUN, folder_bytes, light_federation, light_job
 from fedel.bench.page import table
 from fedel.bench.section import Goal, Options, Row, Rows, Say, Section
 from fedel.bench.sections.coordinator import timed_command
 from fedel.bench.slopes import Points, log_log, told
+from fedel.bench.stored_run import store_run
 from fedel.errors import ServiceError
 
 MODEL_BYTES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 NUM_TENSORS = (20, 200, 2000)
+STORED_ROUNDS = (100, 1000, 10_000)
 ROUNDS = 10_000
 ROUNDS_SECONDS = 600.0
 """The run of many rounds is stopped after this time."""
@@ -39,6 +41,13 @@ def measure(options: Options, say: Say) -> Iterator[Row]:
         if what not in options.done:
             say(f"growth: {what}")
             yield {"what": what, "tensors": number} | _cost(options.folder, what, number, 2_000_000, 10, 6)
+    for number in STORED_ROUNDS[:2] if options.quick else STORED_ROUNDS:
+        what = f"{number} rounds stored"
+        if what not in options.done:
+            say(f"growth: {what}")
+            folder = options.folder / what.replace(" ", "-")
+            folder.mkdir()
+            yield {"what": what} | asyncio.run(stored_rounds(folder, number))
     if not options.quick:
         folder = options.folder / "rounds"
         folder.mkdir()
@@ -76,6 +85,28 @@ async def _rounds(folder: Path, fleet: Fleet, num_rounds: int) -> Row:
         }
 
 
+async def stored_rounds(folder: Path, num_rounds: int) -> Row:
+    """A run with so many closed rounds of ten clients: what it takes to start with it and to look at it."""
+    await asyncio.to_thread(store_run, folder / DATABASE, RUN, num_rounds)
+    async with light_federation(folder, 0) as federation:
+        coordinator, newest = ("--coordinator", federation.address), num_rounds - 50
+        first = await asyncio.to_thread(_get, federation.http, f"/api/runs/{RUN}/rounds?since={newest}", 1)
+        return {
+            "stored_rounds": num_rounds,
+            "start_cpu_seconds": federation.cpu_at_start["coordinator"],
+            "start_bytes": federation.at_start["coordinator"],
+            "first_look_seconds": first,
+            "bytes": federation.held()["coordinator"],
+            "database_bytes": federation.database_bytes,
+            "api_run_seconds": await asyncio.to_thread(_get, federation.http, f"/api/runs/{RUN}"),
+            "api_newest_rounds_seconds": await asyncio.to_thread(
+                _get, federation.http, f"/api/runs/{RUN}/rounds?since={newest}"
+            ),
+            "status": await asyncio.to_thread(timed_command, "status", RUN, *coordinator),
+            "runs": await asyncio.to_thread(timed_command, "runs", *coordinator),
+        }
+
+
 async def many_rounds(folder: Path, num_rounds: int, seconds: float, say: Say) -> Row:
     """A run of two clients: what it holds and leaves on disk, and how long people wait, as rounds go by."""
     begin, marks = time.perf_counter(), list[dict[str, Any]]()
@@ -108,10 +139,10 @@ def _mark(federation: Any, folder: Path) -> dict[str, Any]:
     }
 
 
-def _get(http: str, path: str) -> float:
-    """Seconds of the faster of two requests."""
+def _get(http: str, path: str, times: int = 2) -> float:
+    """Seconds of the fastest request."""
     found = []
-    for _ in range(2):
+    for _ in range(times):
         begin = time.perf_counter()
         with urllib.request.urlopen(f"http://{http}{path}") as answer:
             answer.read()
@@ -153,7 +184,34 @@ def show(rows: Rows) -> list[str]:
         )
         lines += ["", f"Slopes of CPU seconds per round: {slopes}."]
     lines += ["", *(f"{row['what']}: {row['error']}" for row in rows if "error" in row)]
-    return [*lines, "", *_show_rounds(rows)]
+    return [*lines, *_show_stored(rows), "", *_show_rounds(rows)]
+
+
+def _show_stored(rows: Rows) -> list[str]:
+    cells = [
+        [
+            row["stored_rounds"],
+            f"{row['start_cpu_seconds']:.1f}",
+            f"{row['start_bytes'] / 1e6:.0f}",
+            f"{row['bytes'] / 1e6:.0f}",
+            f"{row['first_look_seconds']:.2f}",
+            f"{1000 * row['api_newest_rounds_seconds']:.0f}",
+            f"{1000 * row['api_run_seconds']:.0f}",
+            f"{row['status']['cpu_seconds']:.2f}",
+            f"{row['runs']['cpu_seconds']:.2f}",
+        ]
+        for row in _with(rows, "stored_rounds")
+    ]
+    if not cells:
+        return []
+    heads = ["closed rounds", "start CPU s", "MB", "MB once the page was open", "its first look s"]
+    heads += ["newest rounds ms", "run ms", "`fedel status` CPU s", "`fedel runs` CPU s"]
+    return [
+        "",
+        "A run of ten clients, its rounds stored; the coordinator is started with it:",
+        "",
+        *table(heads, cells),
+    ]
 
 
 def _show_rounds(rows: Rows) -> list[str]:

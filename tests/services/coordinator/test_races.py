@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class HeldStore:
     def __init__(self, inner: SqlStore, method: str) -> None:
         self.inner, self.method = inner, method
         self.reached, self.go_on = threading.Event(), threading.Event()
+        self.together = nullcontext  # in one transaction with others, the call would hold all other runs too
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.inner, name)
