@@ -28,11 +28,11 @@ def main(num_clients: int, in_round: int, num_rounds: int) -> None:
     from flwr.serverapp import ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
-    from plain_training import model, train  # type: ignore[import-not-found]
+    from plain_training import model, train
 
     client, server = ClientApp(), ServerApp()
 
-    @client.train()
+    @client.train()  # type: ignore[untyped-decorator]
     def fit(message: Any, context: Any) -> Any:
         x, y = samples()
         part = int(context.node_config["partition-id"])
@@ -44,7 +44,7 @@ def main(num_clients: int, in_round: int, num_rounds: int) -> None:
         content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": numbers})
         return Message(content=content, reply_to=message)
 
-    @server.main()
+    @server.main()  # type: ignore[untyped-decorator]
     def serve(grid: Any, context: Any) -> None:  # noqa: ARG001
         share = in_round / num_clients
         method = FedAvg(fraction_train=share, fraction_evaluate=0.0, min_available_nodes=num_clients)
