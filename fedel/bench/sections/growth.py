@@ -110,8 +110,9 @@ async def stored_rounds(folder: Path, num_rounds: int) -> Row:
 async def many_rounds(folder: Path, num_rounds: int, seconds: float, say: Say) -> Row:
     """A run of two clients: what it holds and leaves on disk, and how long people wait, as rounds go by."""
     begin, marks = time.perf_counter(), list[dict[str, Any]]()
-    settings: dict[str, Any] = {"runs_dir": str(folder / "runs")}
-    async with light_federation(folder, 2, light_job(num_rounds, 2), **settings) as federation:
+    async with light_federation(
+        folder, 2, light_job(num_rounds, 2), runs_dir=str(folder / "runs")
+    ) as federation:
         wanted = 50
         while wanted < num_rounds and time.perf_counter() - begin < seconds:
             await federation.until(num_rounds=wanted)

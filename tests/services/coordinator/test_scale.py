@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from fedel_coordinator.change_signal import rest_seconds
+from fedel_coordinator.persistence import spec_to_json
 from fedel_coordinator.run import CoordinatorRun
+from fedel_coordinator.run_view import EndedRun
 from fedel_coordinator.sql import SqlStore
 from fedel_coordinator.store import BATCH_ROUNDS, ClientRow, RoundRow, RunRow, each_record
+from fedel_coordinator.web.rounds import Rounds
 
+from fedel import testing
+from fedel.records import RoundRecord
 from fedel.roles import events as ev
 from fedel.roles.run_state import Member
 from fedel.testing import profile
@@ -125,3 +131,25 @@ def test_records_of_a_long_run_are_never_all_in_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(store, "records", lambda *about: read.append(len(found := records(*about))) or found)
     assert [str(number) for number in range(3 * BATCH_ROUNDS + 1)] == list(each_record(store, RUN))
     assert [BATCH_ROUNDS, BATCH_ROUNDS, BATCH_ROUNDS, 1, 0] == read
+
+
+@asynchronous
+async def test_the_newest_rounds_are_shown_without_a_look_at_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, num_rounds = SqlStore("sqlite://"), 10 * BATCH_ROUNDS
+    config, spec = json.dumps(run_config().table()), spec_to_json(testing.spec())
+    store.create_run(RunRow(RUN, config, spec, 1, "finished", 0.0, model_version=num_rounds))
+    for number in range(num_rounds):
+        record = RoundRecord(number, "fedel", 0.1, 1, 1, 1.0, 0.0, ())
+        store.put_round(RoundRow(RUN, number, "closed", "{}", 0.0, record.to_json()))
+    asked, records = [], store.records
+    monkeypatch.setattr(store, "records", lambda *about: asked.append(about[1:]) or records(*about))
+    row = store.run(RUN)
+    assert row is not None
+    rounds, run = Rounds(store), EndedRun(row, store)
+    for _ in range(2):
+        found = await rounds.brief(run, num_rounds - 3)
+        assert [num_rounds - 3, num_rounds - 2, num_rounds - 1] == [brief["round"] for brief in found]
+    assert [(num_rounds - 3, 3)] == asked
+    assert list(range(num_rounds)) == [brief["round"] for brief in await rounds.brief(run, 0, num_rounds)]

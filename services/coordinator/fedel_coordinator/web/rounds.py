@@ -1,4 +1,4 @@
-"""Closed rounds for the page: each is read once and kept in brief.
+"""Closed rounds for the page: those that were asked for are read once and kept in brief.
 
 The whole record of a round with a thousand clients is a megabyte.
 """
@@ -23,6 +23,8 @@ MAX_ROUNDS = 200
 """Rounds in one answer; for more, send another request."""
 MAX_RUNS = 16
 """Runs whose rounds are kept in brief."""
+MAX_KEPT = 5000
+"""Rounds of each of them."""
 
 
 class Rounds:
@@ -30,24 +32,29 @@ class Rounds:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: dict[tuple[str, float], list[views.Json]] = {}
+        self._kept: dict[tuple[str, float], dict[int, views.Json]] = {}
+        """By run, and by the number of the round."""
         self._reading = asyncio.Lock()
 
     async def brief(self, run: ShownRun, since: int, limit: int = MAX_ROUNDS) -> list[views.Json]:
         """Without clients."""
         view = run.view()
         # A name may be used again after its run was deleted.
-        key, closed = (run.name, view.created_at), view.rounds_closed
+        key, end = (run.name, view.created_at), min(view.rounds_closed, since + limit)
         async with self._reading:
-            kept = self._kept.setdefault(key, [])
-            while len(kept) < closed:
-                texts = await asyncio.to_thread(self._store.records, run.name, len(kept), BATCH)
-                if not texts:
-                    break
-                kept += await asyncio.to_thread(_briefs, texts, run.spec)
+            kept = self._kept.setdefault(key, {})
+            if len(kept) > MAX_KEPT:
+                kept.clear()
+            for number in range(since, end):
+                if number not in kept:
+                    count = min(BATCH, end - number)
+                    texts = await asyncio.to_thread(self._store.records, run.name, number, count)
+                    kept |= enumerate(await asyncio.to_thread(_briefs, texts, run.spec), number)
+                if number not in kept:
+                    break  # it is committed, and not closed
             if len(self._kept) > MAX_RUNS:
                 del self._kept[next(other for other in self._kept if other != key)]
-        return kept[since : since + limit]
+            return [kept[number] for number in range(since, end) if number in kept]
 
     async def of_client(
         self, run: ShownRun, client: str, since: int, limit: int = MAX_ROUNDS

@@ -6,7 +6,7 @@ import { drawRuns, isOver, mostInteresting } from "./runs.js";
 import { Table, against } from "./table.js";
 import { $, blocks, bytes, el, percent, say, seconds, signed, unitOf, windowBar } from "./text.js";
 
-const MAX_LOG = 200, HISTORY = 200;
+const MAX_LOG = 200, HISTORY = 200, SHOWN = 1000;
 const state = { runs: [], run: "", client: "", head: null, setting: null, rounds: [], history: [], offset: 0, canControl: false };
 let source = null, drawing = 0;
 
@@ -60,12 +60,13 @@ async function openRun(name) {
   $("log").replaceChildren();
   $("main").hidden = false;
   drawRuns(state.runs, state.run, clock());
-  follow(name);
+  follow(name, Math.max(0, found.rounds_closed - SHOWN));
   await openClient(place().client ?? "");
 }
 
-function follow(name) {
-  source = new EventSource(url(name, "events"));
+/** Follow a run from a round on: a page of a long run opens as soon as that of a short one. */
+function follow(name, since) {
+  source = new EventSource(`${url(name, "events")}?since=${since}`);
   const on = (kind, act) => source.addEventListener(kind, (event) => { act(JSON.parse(event.data)); later(); });
   source.onopen = () => linked("live", "live");
   source.onerror = () => linked("lost", "connection lost, reconnecting");
@@ -129,7 +130,7 @@ function figures() {
   const rows = [...table.rows.values()];
   const full = last ? setting.model_bytes * Math.max(1, last.num_updates) : 0;
   return [
-    figure("Round", open ? `${open.round + 1}` : "–", `${rounds.length} of ${head.num_rounds} closed`),
+    figure("Round", open ? `${open.round + 1}` : "–", `${last ? last.round + 1 : 0} of ${head.num_rounds} closed`),
     figure("This round", open ? seconds(Math.max(0, clock() - open.opened_at)) : "–", open ? `deadline ${seconds(open.deadline_seconds)}` : "no open round"),
     figure("Updates", open ? `${open.num_done} of ${open.num_tasks}` : last ? `${last.num_updates} of ${last.num_tasks}` : "–",
       open?.num_lost ? `${open.num_lost} lost` : open ? "this round" : "last round"),
@@ -152,8 +153,8 @@ function drawRounds() {
   }
   // The API counts rounds from 0, people from 1.
   const each = (value) => rounds.map((r) => [r.round + 1, value(r)]);
-  const x = [1, Math.max(2, rounds.length)];
-  lines($("accuracy"), { series: [{ points: accuracy, name: "one", label: "test accuracy", dots: accuracy.length < 60 }], xName: "training time, s", yName: "test accuracy, %" });
+  const first = rounds.length ? rounds[0].round + 1 : 1, x = [first, Math.max(first + 1, first + rounds.length - 1)];
+  lines($("accuracy"), { series: [{ points: accuracy, name: "one", label: "test accuracy", dots: accuracy.length < 60 }], xName: first > 1 ? `training time since round ${first}, s` : "training time, s", yName: "test accuracy, %" });
   lines($("latency"), { series: [{ points: each((r) => r.latency_seconds), name: "one", label: "round" }], xName: "round", yName: "seconds", whole: true, x });
   const [unit, size] = unitOf(Math.max(...rounds.map((r) => Math.max(r.bytes_up, r.bytes_down)), 0));
   const sent = (key, name, label) => ({ points: each((r) => r[key] / size), name, label });
