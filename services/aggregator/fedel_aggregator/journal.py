@@ -12,7 +12,6 @@ import logging
 import mmap
 import os
 import shutil
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from fedel import checksum
 from fedel.errors import UpdateRefused
 from fedel.files import safe_name, sync_directory
 from fedel.roles.aggregator import Upload
@@ -231,7 +231,7 @@ def _resume(part: Part, message: bytes) -> int:
         return min(received, size - part.start, part.num_bytes)
     os.fchmod(handle, FILE_MODE)
     os.ftruncate(handle, min(size, part.start + part.num_bytes))
-    write_all(handle, 0, _number(len(message) | zlib.crc32(message) << 32), _number(0), message)
+    write_all(handle, 0, _number(len(message) | checksum.crc32(message) << 32), _number(0), message)
     return 0
 
 
@@ -268,4 +268,4 @@ def _read_message(handle: int) -> bytes | None:
         return None
     message = os.pread(handle, length, _MESSAGE_START)
     # Files of earlier versions have no checksum.
-    return message if crc32 in (0, zlib.crc32(message)) else None
+    return message if crc32 in (0, checksum.crc32(message)) else None

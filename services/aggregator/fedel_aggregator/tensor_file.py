@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fedel import checksum
 from fedel.serialisation import parse_json
 from fedel.types import Array
 from fedel_aggregator.errors import MALFORMED, damaged
@@ -106,7 +106,7 @@ class TensorWriter:
         """Write one tensor; returns its checksum."""
         data = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8).data
         write_all(self._handle, self.places[name].offset, data)
-        return zlib.crc32(data)
+        return checksum.crc32(data)
 
     def put_bytes(self, offset: int, *pieces: bytes | memoryview) -> int:
         """Write bytes of the tensors, counted from the first one's beginning; returns how many."""
@@ -149,14 +149,15 @@ class TensorFile:
             if count == 0:
                 raise damaged("version file", self._path, f"tensor '{name}' is cut off")
             view, offset = view[count:], offset + count
-        self._compare(name, zlib.crc32(data), crc32)
+        self._compare(name, checksum.crc32(data), crc32)
         return values
 
     def verify(self, name: str, crc32: int) -> None:
         """Read a tensor in pieces, and compare its checksum."""
         place, crc = self.places[name], 0
         for start in range(0, place.num_bytes, _PIECE_BYTES):
-            crc = zlib.crc32(self.read(place.offset + start, min(_PIECE_BYTES, place.num_bytes - start)), crc)
+            piece = self.read(place.offset + start, min(_PIECE_BYTES, place.num_bytes - start))
+            crc = checksum.crc32(piece, crc)
         self._compare(name, crc, crc32)
 
     def _compare(self, name: str, crc: int, expected: int) -> None:
