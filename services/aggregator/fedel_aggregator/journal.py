@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -53,7 +54,7 @@ class Part:
     received: int
     """Bytes of the payload that are there: where the client continues."""
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self.header.tensors)
 
