@@ -119,6 +119,9 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self._path, self._handle = path, os.open(path, os.O_RDONLY)
         try:
+            stat = os.fstat(self._handle)
+            self.identity = (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            """Of its content: another file that gets its name has another."""
             self.places = _read_places(self._handle)
         except MALFORMED as error:
             os.close(self._handle)
