@@ -7,6 +7,7 @@ of it has arrived, and a broken upload can resume from there.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,7 +139,7 @@ def check(
 
 
 def _value_bytes(entry: model_pb2.TensorManifest, tensor: TensorSpec, upload: UploadSettings) -> int:
-    size = int(np.prod(entry.shape, dtype=np.int64))
+    size = math.prod(entry.shape)
     if not entry.compressed:
         return np.dtype(tensor.dtype).itemsize * size
     if upload.compression == "none" or tensor.role is Role.BUFFER:
@@ -182,7 +183,7 @@ def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tup
     view = memoryview(data)
     where: Where = None
     if entry.where.bitmap:
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         bits = np.frombuffer(view[: (size + 7) // 8], np.uint8)
         where = np.unpackbits(bits, count=size).astype(bool).reshape(shape)
         view = view[(size + 7) // 8 :]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable
 
 from fedel_services.threads import in_thread
 
-NUM_KEPT = 4
-"""Readings that are kept for those that come later; each has about 2 MiB."""
+NUM_KEPT = 6
+"""Readings that are kept for those that come later; each has 1 MiB."""
 
 
 class SharedReads:

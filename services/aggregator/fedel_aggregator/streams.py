@@ -27,15 +27,15 @@ from fedel_aggregator.permits import ClientStream
 from fedel_aggregator.run import ShardRun
 from fedel_aggregator.shared_reads import SharedReads
 from fedel_aggregator.tensor_file import Place, TensorFile
-from fedel_aggregator.versions import Meta
 
 T = TypeVar("T")
 BATCH_BYTES = 2 * 1024 * 1024
-"""Bytes of a payload that are written at once: each hand-over to a thread has its price. Also the size of a
-message with many reports."""
+"""Bytes of a payload that are written at once: each hand-over to a thread has its price."""
+REPORTS_BYTES = 1024 * 1024
+"""Size of a message with many reports; gRPC takes at most four times that."""
 BATCH_PIECES = 512
 """Pieces that are written at once; the system takes at most 1,024."""
-READ_PIECES = 4
+READ_PIECES = 2
 """Pieces of a model that are read at once."""
 
 
@@ -48,10 +48,10 @@ async def in_time(work: Awaitable[T], seconds: float) -> T:
 
 
 def in_batches(sealed: pb.SealRoundResponse) -> Iterator[pb.SealRoundResponse]:
-    """The same reports in messages of about ``BATCH_BYTES``: one of a thousand clients would be too large."""
+    """The same reports in messages of about ``REPORTS_BYTES``: one of a thousand clients would be too large."""
     batch, size = pb.SealRoundResponse(), 0
     for report in sealed.reports:
-        if size > BATCH_BYTES:
+        if size > REPORTS_BYTES:
             yield batch
             batch, size = pb.SealRoundResponse(), 0
         batch.reports.append(report)
@@ -165,7 +165,7 @@ async def send_model(
     does not read: others need not wait for it.
     """
     version = run.version if request.version < 0 else request.version
-    found = await in_thread(_find, run, request, await in_thread(run.meta, version))
+    found = await in_thread(_find, run, request, version)
     with found.file:
         content = pb.ModelContent(version=version, tensors=found.manifest())
         sending = asyncio.ensure_future(_send(context, content, found, pace, reads))
@@ -197,8 +197,9 @@ class _Found:
             yield _entry(name, self.file.places[stored], self.crc32[stored])
 
 
-def _find(run: ShardRun, request: pb.GetModelRequest, meta: Meta) -> _Found:
-    held, versions = _held(run, request), run.versions
+def _find(run: ShardRun, request: pb.GetModelRequest, version: int) -> _Found:
+    meta, versions = run.meta(version), run.versions
+    held = _held(run, request)
     if not request.average:
         versions.verify(meta)
         # A caller that is ahead of us holds another history: it gets everything.

@@ -56,11 +56,16 @@ def write_all(handle: int, offset: int, *pieces: bytes | memoryview) -> int:
     return end - offset
 
 
+def identity(stat: os.stat_result) -> tuple[int, ...]:
+    """Tells a file from another that gets its name, and from itself after it was changed."""
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
 def _layout(shapes: Shapes) -> tuple[bytes, dict[str, Place]]:
     """The beginning of a safetensors file, and where each tensor goes after it."""
     table, position = {}, 0
     for name, shape in shapes:
-        end = position + 4 * int(np.prod(shape, dtype=np.int64))
+        end = position + 4 * math.prod(shape)
         table[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(table).encode()
@@ -119,9 +124,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self._path, self._handle = path, os.open(path, os.O_RDONLY)
         try:
-            stat = os.fstat(self._handle)
-            self.identity = (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
-            """Of its content: another file that gets its name has another."""
+            self.identity = identity(os.fstat(self._handle))
             self.places = _read_places(self._handle)
         except MALFORMED as error:
             os.close(self._handle)
