@@ -1,4 +1,4 @@
-"""The checksums of files and messages are those of zlib, whoever computes them."""
+"""The checksums of files and messages are those of zlib, with ISA-L and without."""
 
 import importlib
 import sys
