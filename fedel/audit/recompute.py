@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
 from fedel_aggregator.protection import SECRET_FILE, ProtectedFolds, protection_of
 from fedel_aggregator.run_header import strategy_of
 
+from fedel import checksum
 from fedel.audit.findings import DIFFERS, MISSING, Findings
 from fedel.audit.shard_files import ShardFiles
 from fedel.roles.aggregator import RoundFold
@@ -90,7 +90,7 @@ def _same(shard: ShardFiles, version: int, model: Tensors, state: Tensors, findi
     same = True
     for name, values in model.items():
         bits = np.ascontiguousarray(values, "<f4").tobytes()
-        if zlib.crc32(bits) != meta.crc32[name] or (is_sound and bits != disk[name].tobytes()):
+        if checksum.crc32(bits) != meta.crc32[name] or (is_sound and bits != disk[name].tobytes()):
             findings.add(
                 DIFFERS, where, f"tensor '{name}' of version {version} is not what the updates on disk make"
             )

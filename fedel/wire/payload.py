@@ -7,13 +7,14 @@ of it has arrived, and a broken upload can resume from there.
 from __future__ import annotations
 
 import hashlib
-import zlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fedel import checksum
 from fedel.core import compression
 from fedel.errors import UpdateRefused
 from fedel.types import PLAIN, Array, Change, ModelSpec, Patch, Role, TensorSpec, UploadSettings, Where
@@ -79,7 +80,7 @@ def pack(patches: Mapping[str, Patch | Change]) -> Payload:
             where = _where_to_pb((*patch.where, *(slice(0, size) for size in rest)))
         crc = 0
         for piece in pieces:
-            crc = zlib.crc32(piece, crc)
+            crc = checksum.crc32(piece, crc)
         manifest.append(
             model_pb2.TensorManifest(
                 name=name,
@@ -138,7 +139,7 @@ def check(
 
 
 def _value_bytes(entry: model_pb2.TensorManifest, tensor: TensorSpec, upload: UploadSettings) -> int:
-    size = int(np.prod(entry.shape, dtype=np.int64))
+    size = math.prod(entry.shape)
     if not entry.compressed:
         return np.dtype(tensor.dtype).itemsize * size
     if upload.compression == "none" or tensor.role is Role.BUFFER:
@@ -177,12 +178,12 @@ def unpack(entry: model_pb2.TensorManifest, data: memoryview | bytes, shape: tup
         raise UpdateRefused(
             "size", f"{len(data)} bytes of tensor '{entry.name}' are there instead of {entry.num_bytes}"
         )
-    if zlib.crc32(data) != entry.crc32:
+    if checksum.crc32(data) != entry.crc32:
         raise UpdateRefused("checksum", f"tensor '{entry.name}' was damaged in transfer: send it again")
     view = memoryview(data)
     where: Where = None
     if entry.where.bitmap:
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         bits = np.frombuffer(view[: (size + 7) // 8], np.uint8)
         where = np.unpackbits(bits, count=size).astype(bool).reshape(shape)
         view = view[(size + 7) // 8 :]

@@ -11,7 +11,6 @@ import asyncio
 import json
 import math
 import time
-import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +19,7 @@ import grpc
 import numpy as np
 from grpc import aio
 
+from fedel import checksum
 from fedel.errors import ModelError, ServiceError, UpdateRefused
 from fedel.types import Array, ModelSpec, Patch, Report, Tensors
 from fedel.v1 import aggregator_pb2 as pb
@@ -152,7 +152,7 @@ class _Incoming:
         while filled < len(target):
             part = await self._next(len(target) - filled)
             target[filled : filled + len(part)] = part
-            filled, crc = filled + len(part), zlib.crc32(part, crc)
+            filled, crc = filled + len(part), checksum.crc32(part, crc)
         if crc != entry.crc32:
             raise ServiceError(
                 f"run '{self._run}': tensor '{entry.name}' was damaged in transit; fetch it again"

@@ -11,13 +11,13 @@ import logging
 import mmap
 import os
 import struct
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedel import checksum
 from fedel.files import open_atomic
 from fedel.serialisation import parse_json
 from fedel.types import Array, Tensors
@@ -32,14 +32,14 @@ PRIVATE = 0o600
 
 def write(path: Path, head: bytes, body: Iterable[bytes | memoryview], *, durable: bool = True) -> None:
     """Replace the file, if ``durable`` so that it survives a power cut; only this user can read it."""
-    num_bytes, crc = 0, zlib.crc32(head)
+    num_bytes, crc = 0, checksum.crc32(head)
     with open_atomic(path, mode=PRIVATE, durable=durable) as file:
         file.write(head)
         for piece in body:
             file.write(piece)
-            num_bytes, crc = num_bytes + len(piece), zlib.crc32(piece, crc)
+            num_bytes, crc = num_bytes + len(piece), checksum.crc32(piece, crc)
         lengths = len(head), num_bytes
-        file.write(_END.pack(*lengths, zlib.crc32(_LENGTHS.pack(*lengths), crc), _MARK))
+        file.write(_END.pack(*lengths, checksum.crc32(_LENGTHS.pack(*lengths), crc), _MARK))
 
 
 def read(path: Path) -> tuple[bytes, memoryview] | None:
@@ -81,7 +81,7 @@ def _parts(content: memoryview) -> tuple[bytes, memoryview]:
     head, body, crc, mark = _END.unpack(content[begin:])
     if mark != _MARK or head + body != begin:
         raise ValueError("it is cut off, or of another version")
-    if zlib.crc32(_LENGTHS.pack(head, body), zlib.crc32(content[:begin])) != crc:
+    if checksum.crc32(_LENGTHS.pack(head, body), checksum.crc32(content[:begin])) != crc:
         raise ValueError("its checksum is wrong")
     return bytes(content[:head]), content[head:begin]
 

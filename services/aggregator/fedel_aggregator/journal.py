@@ -12,14 +12,15 @@ import logging
 import mmap
 import os
 import shutil
-import zlib
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from fedel import checksum
 from fedel.errors import UpdateRefused
 from fedel.files import safe_name, sync_directory
 from fedel.roles.aggregator import Upload
@@ -53,7 +54,7 @@ class Part:
     received: int
     """Bytes of the payload that are there: where the client continues."""
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self.header.tensors)
 
@@ -63,8 +64,9 @@ class Part:
             write_all(self.handle, _NUMBER_BYTES, _number(self.received))
 
     def sync(self) -> None:
+        # Not fsync: the time of the last change need not be on disk.
         with naming(self.path):
-            os.fsync(self.handle)
+            os.fdatasync(self.handle)
 
     def close(self) -> None:
         os.close(self.handle)
@@ -242,7 +244,7 @@ def _resume(part: Part, message: bytes) -> int:
         return min(received, size - part.start, part.num_bytes)
     os.fchmod(handle, FILE_MODE)
     os.ftruncate(handle, min(size, part.start + part.num_bytes))
-    write_all(handle, 0, _number(len(message) | zlib.crc32(message) << 32), _number(0), message)
+    write_all(handle, 0, _number(len(message) | checksum.crc32(message) << 32), _number(0), message)
     return 0
 
 
@@ -279,4 +281,4 @@ def _read_message(handle: int) -> bytes | None:
         return None
     message = os.pread(handle, length, _MESSAGE_START)
     # Files of earlier versions have no checksum.
-    return message if crc32 in (0, zlib.crc32(message)) else None
+    return message if crc32 in (0, checksum.crc32(message)) else None

@@ -26,6 +26,7 @@ from fedel_aggregator.limits import Pace, Shares
 from fedel_aggregator.permits import ClientStream, UploadPermits
 from fedel_aggregator.run import ShardRun
 from fedel_aggregator.runs import Runs
+from fedel_aggregator.shared_reads import SharedReads
 from fedel_aggregator.streams import (
     drain,
     heard_out,
@@ -49,6 +50,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         self._metrics = AggregatorMetrics(registry)
         self._permits = UploadPermits(config.max_uploads)
         self._downloads = Shares(config.max_downloads, config.max_downloads_per_client)
+        self.reads = SharedReads()
         self._runs = Runs(config.data_dir, config.keep_updates, config.code)
 
     @property
@@ -99,7 +101,7 @@ class Aggregator(aggregator_pb2_grpc.AggregatorServiceServicer):
         who = str(known.facts.identity) if known else context.peer()
         async with self._downloads.place(who) as make_room:
             try:
-                num_bytes = await send_model(context, run, request, self._pace(), make_room)
+                num_bytes = await send_model(context, run, request, self._pace(), self.reads, make_room)
             except Damaged as error:
                 if request.version in (-1, run.version):
                     self._runs.set_aside(run.name, error)

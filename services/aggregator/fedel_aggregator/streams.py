@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fedel_services.threads import in_thread
@@ -24,16 +25,17 @@ from fedel.wire.views import UploadPiece, model_piece
 from fedel_aggregator.limits import Pace, idle
 from fedel_aggregator.permits import ClientStream
 from fedel_aggregator.run import ShardRun
+from fedel_aggregator.shared_reads import SharedReads
 from fedel_aggregator.tensor_file import Place, TensorFile
-from fedel_aggregator.versions import Meta
 
 T = TypeVar("T")
-BATCH_BYTES = 1024 * 1024
-"""Bytes of a payload that are written at once: each hand-over to a thread has its price. Also the size of a
-message with many reports."""
+BATCH_BYTES = 2 * 1024 * 1024
+"""Bytes of a payload that are written at once: each hand-over to a thread has its price."""
+REPORTS_BYTES = 1024 * 1024
+"""Size of a message with many reports; gRPC takes at most four times that."""
 BATCH_PIECES = 512
 """Pieces that are written at once; the system takes at most 1,024."""
-READ_PIECES = 4
+READ_PIECES = 2
 """Pieces of a model that are read at once."""
 
 
@@ -46,10 +48,10 @@ async def in_time(work: Awaitable[T], seconds: float) -> T:
 
 
 def in_batches(sealed: pb.SealRoundResponse) -> Iterator[pb.SealRoundResponse]:
-    """The same reports in messages of about ``BATCH_BYTES``: one of a thousand clients would be too large."""
+    """The same reports in messages of about ``REPORTS_BYTES``: one of a thousand clients would be too large."""
     batch, size = pb.SealRoundResponse(), 0
     for report in sealed.reports:
-        if size > BATCH_BYTES:
+        if size > REPORTS_BYTES:
             yield batch
             batch, size = pb.SealRoundResponse(), 0
         batch.reports.append(report)
@@ -150,17 +152,23 @@ async def heard_out(context: Any, idle_seconds: float) -> AsyncIterator[None]:
 
 
 async def send_model(
-    context: Any, run: ShardRun, request: pb.GetModelRequest, pace: Pace, make_room: Callable[[], None]
+    context: Any,
+    run: ShardRun,
+    request: pb.GetModelRequest,
+    pace: Pace,
+    reads: SharedReads,
+    make_room: Callable[[], None],
 ) -> int:
     """Send a version, or what the caller needs of it and does not hold; returns the bytes of its payload.
 
-    ``make_room`` is called when a caller does not read: others need not wait for it.
+    ``reads`` are shared with others that fetch a model at the same time. ``make_room`` is called when a caller
+    does not read: others need not wait for it.
     """
     version = run.version if request.version < 0 else request.version
-    found = await in_thread(_find, run, request, await in_thread(run.meta, version))
+    found = await in_thread(_find, run, request, version)
     with found.file:
         content = pb.ModelContent(version=version, tensors=found.manifest())
-        sending = asyncio.ensure_future(_send(context, content, found, pace))
+        sending = asyncio.ensure_future(_send(context, content, found, pace, reads))
         try:
             return await _watch(sending, pace, ClientStream())
         except UpdateRefused:
@@ -189,8 +197,9 @@ class _Found:
             yield _entry(name, self.file.places[stored], self.crc32[stored])
 
 
-def _find(run: ShardRun, request: pb.GetModelRequest, meta: Meta) -> _Found:
-    held, versions = _held(run, request), run.versions
+def _find(run: ShardRun, request: pb.GetModelRequest, version: int) -> _Found:
+    meta, versions = run.meta(version), run.versions
+    held = _held(run, request)
     if not request.average:
         versions.verify(meta)
         # A caller that is ahead of us holds another history: it gets everything.
@@ -220,12 +229,13 @@ def _held(run: ShardRun, request: pb.GetModelRequest) -> dict[str, int]:
     return dict(zip(named, request.have_versions, strict=True))
 
 
-async def _send(context: Any, content: pb.ModelContent, found: _Found, pace: Pace) -> int:
+async def _send(context: Any, content: pb.ModelContent, found: _Found, pace: Pace, reads: SharedReads) -> int:
     await context.write(pb.GetModelResponse(content=content))
     sent, file, pieces = 0, found.file, list(_pieces(found.file, list(found.stored.values())))
     for start in range(0, len(pieces), READ_PIECES):
-        batch = pieces[start : start + READ_PIECES]
-        for message, (_, num_bytes) in zip(await in_thread(_read, file, batch, sent), batch, strict=True):
+        batch = tuple(pieces[start : start + READ_PIECES])
+        messages = await reads.get((file.identity, sent, batch), partial(_read, file, batch, sent))
+        for message, (_, num_bytes) in zip(messages, batch, strict=True):
             if pace.stopped:
                 return sent
             await context.write(message)

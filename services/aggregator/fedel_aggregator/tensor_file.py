@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fedel import checksum
 from fedel.serialisation import parse_json
 from fedel.types import Array
 from fedel_aggregator.errors import MALFORMED, damaged
@@ -56,11 +56,16 @@ def write_all(handle: int, offset: int, *pieces: bytes | memoryview) -> int:
     return end - offset
 
 
+def identity(stat: os.stat_result) -> tuple[int, ...]:
+    """Tells a file from another that gets its name, and from itself after it was changed."""
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
 def _layout(shapes: Shapes) -> tuple[bytes, dict[str, Place]]:
     """The beginning of a safetensors file, and where each tensor goes after it."""
     table, position = {}, 0
     for name, shape in shapes:
-        end = position + 4 * int(np.prod(shape, dtype=np.int64))
+        end = position + 4 * math.prod(shape)
         table[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(table).encode()
@@ -106,7 +111,7 @@ class TensorWriter:
         """Write one tensor; returns its checksum."""
         data = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8).data
         write_all(self._handle, self.places[name].offset, data)
-        return zlib.crc32(data)
+        return checksum.crc32(data)
 
     def put_bytes(self, offset: int, *pieces: bytes | memoryview) -> int:
         """Write bytes of the tensors, counted from the first one's beginning; returns how many."""
@@ -119,6 +124,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self._path, self._handle = path, os.open(path, os.O_RDONLY)
         try:
+            self.identity = identity(os.fstat(self._handle))
             self.places = _read_places(self._handle)
         except MALFORMED as error:
             os.close(self._handle)
@@ -149,14 +155,15 @@ class TensorFile:
             if count == 0:
                 raise damaged("version file", self._path, f"tensor '{name}' is cut off")
             view, offset = view[count:], offset + count
-        self._compare(name, zlib.crc32(data), crc32)
+        self._compare(name, checksum.crc32(data), crc32)
         return values
 
     def verify(self, name: str, crc32: int) -> None:
         """Read a tensor in pieces, and compare its checksum."""
         place, crc = self.places[name], 0
         for start in range(0, place.num_bytes, _PIECE_BYTES):
-            crc = zlib.crc32(self.read(place.offset + start, min(_PIECE_BYTES, place.num_bytes - start)), crc)
+            piece = self.read(place.offset + start, min(_PIECE_BYTES, place.num_bytes - start))
+            crc = checksum.crc32(piece, crc)
         self._compare(name, crc, crc32)
 
     def _compare(self, name: str, crc: int, expected: int) -> None:

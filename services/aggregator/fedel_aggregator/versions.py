@@ -27,10 +27,11 @@ from fedel.types import Array, ModelSpec, Tensors
 from fedel.v1.aggregator_pb2 import CommitRoundResponse, SealRoundResponse
 from fedel_aggregator.errors import MALFORMED, damaged
 from fedel_aggregator.private_files import FILE_MODE, make_folder, write_private
-from fedel_aggregator.tensor_file import Shapes, TensorFile, TensorWriter
+from fedel_aggregator.tensor_file import Shapes, TensorFile, TensorWriter, identity
 
 VERIFY_SECONDS = 60.0
-"""Downloads of a version have all its checksums verified once in this time, not every time."""
+"""Downloads of a version have all its checksums verified once in this time, not every time; and whenever its
+file is another, or was changed."""
 _OWN_NAME = re.compile(r"(\d{6,})\.(json|safetensors|state\.safetensors|sealed\.pb)")
 """Files with other names are not ours: they are ignored."""
 
@@ -57,8 +58,8 @@ class Versions:
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
         self._folder, self._spec = folder, spec
         self._verifying = Lock()
-        self._verified: dict[int, float] = {}
-        """When all checksums of a version were last verified."""
+        self._verified: dict[int, tuple[tuple[int, ...], float]] = {}
+        """Which file of a version is sound, and since when: it was just written, or verified."""
         make_folder(folder)
 
     def all(self) -> list[int]:
@@ -112,15 +113,21 @@ class Versions:
         return UpdateRefused("unknown_version", f"version {version} is not kept here; these are: {kept}")
 
     def verify(self, meta: Meta) -> None:
-        """Verify all checksums of a version, unless that was done a moment ago."""
+        """Verify all checksums of a version, unless its file was written or verified a moment ago."""
         with self._verifying:
-            last = self._verified.get(meta.version)
-            if last is not None and time.monotonic() - last < VERIFY_SECONDS:
+            if self._is_fresh(meta.version):
                 return
             with self.open(meta.version) as file:
                 for name, crc32 in meta.crc32.items():
                     file.verify(name, crc32)
-            self._verified[meta.version] = time.monotonic()
+            self._verified[meta.version] = file.identity, time.monotonic()
+
+    def _is_fresh(self, version: int) -> bool:
+        try:
+            found, (seen, since) = self.path(version).stat(), self._verified[version]
+        except (FileNotFoundError, KeyError):
+            return False
+        return identity(found) == seen and time.monotonic() - since < VERIFY_SECONDS
 
     @contextmanager
     def write(self, version: int, shapes: Shapes) -> Iterator[TensorWriter]:
@@ -176,7 +183,9 @@ class Versions:
 
     def publish(self, meta: Meta) -> None:
         """From here on the version, whose tensors are written, exists."""
+        written = identity(self.path(meta.version).stat())
         write_private(self.meta_path(meta.version), json.dumps(asdict(meta)))
+        self._verified[meta.version] = written, time.monotonic()
 
     def delete(self, version: int) -> None:
         # The meta file first: a version without its tensors must never seem to exist.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -23,14 +24,16 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
     So no thread goes on writing after the caller has released its lock or closed its file. What the work has
     opened for a caller that was cancelled is closed.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    # Not asyncio.to_thread, which is a coroutine and would need a task of its own.
+    copied = contextvars.copy_context()
+    done = asyncio.get_running_loop().run_in_executor(None, copied.run, work, *arguments)
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(done)
     except asyncio.CancelledError:
-        while not task.done():
+        while not done.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
+                await asyncio.wait({done})
         # Asking for an error marks it as seen: nobody is left to handle it.
-        if task.exception() is None and isinstance(result := task.result(), Closeable):
+        if done.exception() is None and isinstance(result := done.result(), Closeable):
             result.close()
         raise

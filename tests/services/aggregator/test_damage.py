@@ -214,6 +214,22 @@ async def test_bit_rot_is_not_sent(tmp_path, monkeypatch):
 
 
 @asynchronous
+async def test_a_change_of_a_verified_file_is_seen_at_once(tmp_path):
+    """Neither what was just fetched nor what was just written is trusted if its file was changed since."""
+    async with aggregator(tmp_path) as (stub, _):
+        for run in ("fetched", "written"):
+            await create(stub, run=run)
+            await send(stub, make_update("a"), run=run)
+            await close(stub, 0, run=run)
+        await fetch_model(stub, "fetched")
+        for run in ("fetched", "written"):
+            path = tmp_path / f"runs/{run}/versions/000001.safetensors"
+            spoil_tensor(path, "three.weight")
+            text = await told(fetch_model(stub, run))
+            assert f"version file is damaged: {path}, tensor 'three.weight'" in text
+
+
+@asynchronous
 async def test_damaged_old_version_harms_no_round(folder):
     spoil_tensor(folder / "runs/bad/versions/000000.safetensors", "one.weight")
     async with aggregator(folder) as (stub, _):

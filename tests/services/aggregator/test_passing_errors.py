@@ -110,7 +110,9 @@ async def test_round_closes_once_the_error_has_passed(tmp_path, monkeypatch, pla
         assert 4 == (await close(stub, 3)).version
 
 
-@pytest.mark.parametrize("place", [(journal, "open_private"), (journal, "sync_directory"), (os, "fsync")])
+@pytest.mark.parametrize(
+    "place", [(journal, "open_private"), (journal, "sync_directory"), (os, "fsync"), (os, "fdatasync")]
+)
 @asynchronous
 async def test_upload_that_met_an_error_is_resumed(tmp_path, monkeypatch, place):
     update = make_update("a")
