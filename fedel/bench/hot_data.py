@@ -15,6 +15,7 @@ from fedel_aggregator.first_model import FirstModel
 from fedel_aggregator.limits import Pace
 from fedel_aggregator.recycled_files import RecycledFiles
 from fedel_aggregator.run import ShardRun
+from fedel_aggregator.shared_reads import SharedReads
 from fedel_aggregator.streams import BATCH_BYTES, send_model
 
 from fedel.bench.cpu import Case
@@ -139,7 +140,8 @@ def _disk(of: Workload, sent: payload.Payload, flat: Array, folder: Path, about:
     yield Case("a round of one update", f"{about}, and the new version", round_of_one, "write and fsync", write)
 
     def download() -> None:
-        asyncio.run(send_model(_Nobody(), run, pb.GetModelRequest(run=RUN, version=-1), Pace(60.0, 0), print))
+        request, pace = pb.GetModelRequest(run=RUN, version=-1), Pace(60.0, 0)
+        asyncio.run(send_model(_Nobody(), run, request, pace, SharedReads(), print))
 
     yield Case(
         "download", f"a version, {of.num_bytes / 1e6:.0f} MB", download, "read the file", file.read_bytes
