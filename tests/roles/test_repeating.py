@@ -131,6 +131,7 @@ def test_divergence_is_named() -> None:
     report = replace(report_of(SLOW, 0), loss=math.nan)
     effects = world.apply(ev.Done(SLOW, ev.TaskResult(report)))
     assert ["Ignore"] == kinds(effects)
+    world.apply(ev.Settle())
     assert world.waits.why.startswith(f"round 1: the training of client '{SLOW}' diverged: lower work.lr (")
     assert "loss is nan" in world.waits.why
     world.finish_task(FAST)
@@ -300,6 +301,7 @@ def test_a_round_that_needs_more_clients_than_there_are_says_so_at_once() -> Non
     world = opened(FAST, SECOND, min_reports=3)
     assert "a round needs 3 updates (rounds.min_reports), and 2 can come" == world.waits.why
     world.apply(ev.Joined(member_of(SLOW)))
+    world.apply(ev.Settle())
     assert "" == world.waits.why
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import fedel_edge
@@ -43,8 +44,13 @@ def measure(options: Options, say: Say) -> Iterator[Row]:
 async def agent(folder: Path, idle_seconds: float) -> Row:
     steps = folder / "steps"
     async with light_federation(folder, 0) as federation:
-        settings = {"coordinator": federation.address, "name": "one", "state_dir": str(folder / "state")}
-        process = Process("fedel_edge", "agent", folder, settings | {"threads": 1})
+        settings: dict[str, Any] = {
+            "coordinator": federation.address,
+            "name": "one",
+            "state_dir": str(folder / "state"),
+        }
+        settings |= {"threads": 1, "code": {"allow": ["fedel.bench"]}}
+        process = Process("fedel_edge", "agent", folder, settings)
         begin = time.perf_counter()
         with patch.dict(os.environ, {FILE: str(steps)}):
             process.start()
