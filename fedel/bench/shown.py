@@ -111,6 +111,10 @@ def goals(rows: Rows) -> list[Goal]:
     if large and "error" not in large:
         models = large["server_peak_bytes"] / workload("L").num_bytes
         found.append(Goal("Server memory, L, 10 clients", "", f"{models:.1f} models"))
+    for clients in (10, 200):
+        row = cells.get(("M", clients, OURS), {})
+        share = row["close_seconds"] / row["seconds"] if row.get("close_seconds") else None
+        found.append(_at_most(f"Seconds of the commit / of the round, M, {clients} clients", share, 0.1))
     return [goal for goal in found if goal is not None]
 
 

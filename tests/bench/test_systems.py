@@ -88,7 +88,7 @@ def test_tables_goals_and_ratios():
         row("floor", cpu_seconds=1.1),
         row("flower-grpc", cpu_seconds=22.0, server_peak_bytes=6e8),
         {"system": "nvflare", "size": "M", "clients": 10, "turn": 0, "error": "it broke"},
-        row("fedel", clients=200, server_peak_bytes=6e8),
+        row("fedel", clients=200, server_peak_bytes=6e8, close_seconds=0.1),
     ]
     lines = "\n".join(shown.show(rows))
     assert "| FedEL | 2.20 | 0.90 | 2.00 | 2.0 | 300 |" in lines
@@ -99,6 +99,7 @@ def test_tables_goals_and_ratios():
     assert ("2.0", False) == _said(goals[f"Server memory, M, 10 clients: {flower} / FedEL"])
     assert ("2.00", False) == _said(goals["Server CPU seconds, M, 10 clients: FedEL / floor"])
     assert ("2.00", False) == _said(goals["Server memory, M: 200 clients / 10 clients"])
+    assert ("0.05", True) == _said(goals["Seconds of the commit / of the round, M, 200 clients"])
     assert 1.0 == shown.ratios(rows)["FedEL, M, 10 clients: CPU / floor"]
     assert {"M"} == shown.pictures(rows).keys()
 

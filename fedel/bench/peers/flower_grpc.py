@@ -29,7 +29,8 @@ def serve(config: dict[str, Any]) -> None:
                 file.write(f"{server_round}\n")
             return made
 
-    first = [np.zeros(shape, np.float32) for shape in config["shapes"]]
+    rng = np.random.default_rng(0)
+    first = [rng.standard_normal(shape, np.float32) for shape in config["shapes"]]
     num_clients = config["clients"]
     flwr.server.start_server(
         server_address=config["address"],

@@ -46,7 +46,8 @@ def play(config: dict[str, Any]) -> None:
                 file.write(f"{model.current_round}\n")
         params = {name: values + values.dtype.type(1e-3) for name, values in model.params.items()}
         if len(params) == 1:
-            params |= {f"{i:03d}": np.zeros(shape, np.float32) for i, shape in enumerate(config["shapes"])}
+            rng, shapes = np.random.default_rng(0), enumerate(config["shapes"])
+            params |= {f"{i:03d}": rng.standard_normal(shape, np.float32) for i, shape in shapes}
         flare.send(flare.FLModel(params=params, meta={"NUM_STEPS_CURRENT_ROUND": 1}))
 
 
