@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +105,9 @@ def _flower_cpu(python: Path, rounds: int, seconds: float) -> dict[str, float]:
     deadline = time.monotonic() + seconds
     while process.poll() is None:
         if time.monotonic() > deadline:
-            process.kill()
+            for pid, _ in _marked(mark):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             raise subprocess.TimeoutExpired(words, seconds)
         used |= _marked(mark)
         time.sleep(1.0)
