@@ -36,6 +36,8 @@ def _magnitude(values: Array) -> float:
 
 def _shape_at(shape: tuple[int, ...], where: Where) -> tuple[int, ...] | None:
     """The shape of what ``where`` indexes; ``None`` if it is outside."""
+    if isinstance(where, np.ndarray):
+        return (int(np.count_nonzero(where)),) if where.shape == shape else None
     try:
         return np.broadcast_to(np.int8(0), shape)[where].shape
     except IndexError:
@@ -236,8 +238,9 @@ class _Weights:
             return
         if self._parts is None:
             self._parts = [WideSums(self._shape), WideSums(self._shape)]
-        self._parts[0].add(round(weight * 2.0**COUNT_BITS), where)
-        self._parts[1].add(round(weight * steps * 2.0**COUNT_BITS), where)
+        for part, number in zip(self._parts, (weight, weight * steps), strict=True):
+            count = round(number * 2.0**COUNT_BITS)
+            part.add(count, count, where)
 
     def sums(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         whole = [np.float64(float(w)) for w in self._whole]

@@ -52,9 +52,14 @@ class WideSums:
             self.excess, self._bound = 0, 2.0**_LOW_BITS
         self._bound += largest + 1
 
-    def add(self, number: int, where: Where) -> None:
-        self.make_room(number)
-        self.low[where] += number
+    def add(self, numbers: int | NDArray[np.int64], largest: float, where: Where) -> None:
+        """Add at ``where``; no number is larger than ``largest``."""
+        self.make_room(largest)
+        if isinstance(where, np.ndarray):
+            # A place in a row is found once; a mask would be searched for reading and for writing.
+            self.low.reshape(-1)[np.flatnonzero(where)] += numbers
+        else:
+            self.low[where] += numbers
 
     def _words(self, part: slice) -> NDArray[np.int64]:
         excess: NDArray[np.int64] = np.array([self.excess % 2**64], np.uint64).view(np.int64)
@@ -91,15 +96,16 @@ class ExactSum:
     def add(self, values: Array, weight: float, where: Where, magnitude: float) -> None:
         """Add ``weight * values`` at ``where``; ``magnitude`` is the largest absolute value among them."""
         scale = weight * 2.0**self._bits
-        self._total.make_room(magnitude * scale)
         if where is None:
+            self._total.make_room(magnitude * scale)
             self.whole_weight += Fraction(weight)
             self._add_whole(values, scale, magnitude)
             return
         if self.part_weights is None:
             self.part_weights = WideSums(self.shape)
-        self._total.low[where] += fixed_point(values, weight, self._bits)
-        self.part_weights.add(round(weight * 2.0**COUNT_BITS), where)
+        count = round(weight * 2.0**COUNT_BITS)
+        self._total.add(fixed_point(values, weight, self._bits), magnitude * scale, where)
+        self.part_weights.add(count, count, where)
 
     def add_sum(self, total: NDArray[np.int64], weight: int) -> None:
         """Add what others have summed up: ``fixed_point`` of whole tensors, and their weight."""

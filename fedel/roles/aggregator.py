@@ -302,7 +302,7 @@ class RoundFold:
         change = global_change(folded.model, model)
         fold = self._fold
         summed = fold.num_clients if isinstance(fold, SecureFold | MaskedFold) else self._num_clients
-        num_clients = {tensor: summed.get(tensor, 0) for tensor in self._num_clients}
+        num_clients = {tensor: summed.get(tensor, 0) for tensor in model}
         return Closed(folded.model, folded.state, change, num_clients)
 
 

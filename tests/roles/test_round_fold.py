@@ -38,3 +38,10 @@ def test_memory_that_is_not_finite() -> None:
     fold.add(update("one", 1.0, ones(1), ones(2)))
     with pytest.raises(VersionRefused, match="tensor 'w'"):
         fold.finish({"w": np.full(2, 1e37, np.float32)}, {})
+
+
+def test_a_tensor_is_finished_without_a_look_at_the_others() -> None:
+    """A version is made tensor by tensor: its cost must not grow with their square."""
+    fold = RoundFold(build({"name": "fedavg"}), SPEC)
+    fold.add(update("one", 1.0, ones(1), ones(2)))
+    assert {"v": 1} == fold.finish({"v": ones(1)}, {}).num_clients
