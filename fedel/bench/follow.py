@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedel.errors import ServiceError
 
 ROUNDS = "rounds"
 LOOK_SECONDS = 0.05
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 SPARE_BYTES = 2 << 30
 """A system that leaves less of the machine's memory free is ended, before the kernel ends something else."""
 
@@ -58,7 +60,8 @@ def _is_alive(pid: int) -> bool:
 def last_line(folder: Path) -> str:
     """What the server said last; or else a client."""
     for log in (folder / "server.log", *sorted(folder.glob("*.log"))):
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        lines = _COLOURS.sub("", text).split("\n")
         said = [line.strip() for line in lines if line.strip()]
         if said:
             return f"{log.stem}: {said[-1][:300]}"

@@ -12,8 +12,8 @@ INTRODUCTION = """\
 # Performance
 
 What FedEL costs beside other systems, and beside the least that the machine can do with the same bytes. All
-figures are from one run of `fedel bench` (`make bench`), which also wrote this page. Compare the figures of a
-table with each other, not with those of another machine."""
+figures are from `fedel bench` (`make bench`), which also wrote this page. Compare the figures of a table with
+each other, not with those of another machine."""
 NOTES = "## Notes"
 """From this heading on, a page is written by people, and is kept when it is written again."""
 
@@ -60,13 +60,13 @@ def _machine(rows: Sequence[Row]) -> list[str]:
     if not marks:
         return []
     about = next(row for row in marks if row["section"] == MACHINE)
-    loads = [row["load"] for row in marks]
+    loads = [row[key] for row in rows for key in ("load", "load_before", "load_after") if key in row]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return [
         f"The machine: {about['cores']} cores ({about['model']}), {about['memory_bytes'] / 1e9:.0f} GB, "
         f"{about['system']}, Python {about['python']}, {versions}. "
         f"From {marks[0]['at'][:16]} to {marks[-1]['at'][:16]} UTC. "
-        f"Its load between the measurements was {min(loads):.1f} to {max(loads):.1f}; "
+        f"Its load before and after the measurements was {min(loads):.1f} to {max(loads):.1f}; "
         "what the benchmark itself does is part of that."
     ]
 

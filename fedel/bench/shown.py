@@ -126,7 +126,7 @@ def _ratio(cells: Cells, one: tuple[str, int, str], other: tuple[str, int, str],
 def _times(cells: Cells, question: str, one: str, other: str, key: str, least: float) -> Goal | None:
     row = cells.get(("M", 10, one), {})
     if "error" in row:
-        return Goal(question, f"at least {least:g}", f"{WORDS[one]} failed, see below")
+        return Goal(question, f"at least {least:g}", "no figure, see below")
     ratio = _ratio(cells, ("M", 10, one), ("M", 10, other), key)
     return None if ratio is None else Goal(question, f"at least {least:g}", f"{ratio:.1f}", ratio >= least)
 

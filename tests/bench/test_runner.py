@@ -95,7 +95,7 @@ def test_page_has_goals_tables_and_pictures(tmp_path):
     assert "| how many? | 3 | 3 | yes |" in text
     assert "## A tiny section" in text
     assert "| b | 1.5 |" in text
-    assert "Its load between the measurements was" in text
+    assert "Its load before and after the measurements was" in text
     assert "![A tiny section: bars](img/performance/tiny-bars.svg)" in text
     assert "<svg>3</svg>" == (tmp_path / "docs" / "img" / "performance" / "tiny-bars.svg").read_text()
 
