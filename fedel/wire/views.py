@@ -2,7 +2,7 @@
 
 Protobuf copies twice in each direction. Measured with chunks of 512 KiB, it takes 30 times the CPU to read a
 chunk and 12 times the CPU to make one. With it the whole aggregator takes about 1.2 times the CPU in
-``benchmarks/aggregator_load.py`` (2.65 instead of 2.25 times the bare server; each client moves a
+the load of ``fedel bench`` (2.65 instead of 2.25 times the bare server; each client moves a
 whole VGG16); its memory is the same.
 """
 

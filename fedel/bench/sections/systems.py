@@ -36,7 +36,7 @@ OUR_OWN = (OURS, MTLS, SELECTED, FLOOR)
 QUICK_SIZES, QUICK_CLIENTS = ("M",), (4,)
 MODELS_NEEDED = {"flower-grpc": 12, "flower-superlink": 16, "nvflare": 12}
 """Memory that a client of a peer takes in server and clients together, in models: what surely does not fit is
-not tried. Measured with 10 clients."""
+not tried. A rough guess from runs with 10 clients."""
 
 
 def measure(options: Options, say: Say) -> Iterator[Row]:
