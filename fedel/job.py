@@ -94,8 +94,7 @@ class Rounds:
             raise ValueError(f"max_seconds = {self.max_seconds:g}: seconds are not negative, 0 sets no limit")
         if self.evaluate_clients_every < 0:
             raise ValueError("evaluate_clients_every is a number of rounds, or 0 for never")
-        at_least_one = "num_rounds", "over_select", "min_clients", "min_reports", "max_samples", "max_repeats"
-        for name in at_least_one:
+        for name in ("num_rounds", "over_select", "min_clients", "max_samples", "max_repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: at least 1")
         if self.deadline_factor <= 0 or self.max_deadline_seconds <= 0:

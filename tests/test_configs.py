@@ -57,7 +57,7 @@ def test_uploads_that_make_no_sense_are_refused(table, said):
         RunConfig.parse(table)
 
 
-@pytest.mark.parametrize("key", ["num_rounds", "over_select", "min_clients", "min_reports", "max_repeats"])
+@pytest.mark.parametrize("key", ["num_rounds", "over_select", "min_clients", "max_samples", "max_repeats"])
 def test_a_job_that_asks_for_nothing_is_refused(key):
     """With no client to wait for, a round was planned for nobody."""
     with pytest.raises(ConfigError, match=rf"{key} = 0.*: at least 1"):

@@ -139,12 +139,18 @@ def complete(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of the same method with every option at its default.
+    """The table of the same method with every option at its default; of a method of the user's own only its
+    name, because its code may not be here.
 
     >>> defaults({"name": "fedprox", "base": {"name": "fedel", "beta": 0.4}})["base"]["beta"]
     0.6
     """
-    return complete(_without_options(table))
+    bare = _without_options(table)
+    return complete(bare) if _is_ours(bare) else bare
+
+
+def _is_ours(table: Mapping[str, Any]) -> bool:
+    return table["name"] in METHODS and ("base" not in table or _is_ours(table["base"]))
 
 
 def _without_options(table: Mapping[str, Any]) -> dict[str, Any]:

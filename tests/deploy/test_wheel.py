@@ -19,6 +19,7 @@ BASE = {
     "cryptography",
     "grpcio",
     "grpcio-health-checking",
+    "isal",
     "msgspec",
     "numpy",
     "prometheus-client",

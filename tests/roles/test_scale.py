@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.run_state import TaskResult
 from tests.roles.world import CLIENTS, World, engine_of, member_of, report_of
@@ -21,4 +22,4 @@ def test_a_report_changes_nothing_that_all_clients_are_looked_through_for() -> N
     assert after.members is before.members
     assert after.open.plan is before.open.plan
     assert after.open.tasks is before.open.tasks
-    assert not [effect for effect in effects if isinstance(effect, ev.Wait)]
+    assert not [effect for effect in effects if isinstance(effect, ef.Wait)]
