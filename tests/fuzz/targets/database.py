@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -38,10 +39,17 @@ def _sound() -> bytes:
             agents[0].script[1] = "silent"
             await agents[1].until("closed", round_num=0)
             await made.status(lambda s: s.round_num == 1, samples.RUN)
+            await asyncio.wait_for(reported(), 60)
+
+    async def reported() -> None:
+        """Reports of closed rounds are deleted: that of the second round has to be in."""
+        with closing(sqlite3.connect(path)) as connection:
+            while not connection.execute("SELECT 1 FROM reports WHERE round_num = 1").fetchall():
+                await asyncio.sleep(0.05)
 
     folder = scratch()
-    asyncio.run(play())
     path = folder / "coordinator.db"
+    asyncio.run(play())
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode = DELETE")  # all of it in the one file
     connection.close()
