@@ -52,9 +52,8 @@ def test_side_by_side_and_one_at_a_time_give_the_same_bits(
     assert outcomes(one.path) == outcomes(two.path) == outcomes(three.path)
     assert 4 * ROUNDS == len(heard)
     lines = capfd.readouterr().err.splitlines()
-    places = [re.match(r"\[(\d)/4\] ", line) for line in lines]
-    assert all(places), lines
-    assert {1, 2, 3, 4} == {int(place[1]) for place in places if place}
+    places = [place for line in lines if (place := re.match(r"\[(\d)/4\] ", line))]
+    assert {1, 2, 3, 4} == {int(place[1]) for place in places}, lines
     assert 4 == len([line for line in lines if line.endswith("begins")])
     assert 4 == len([line for line in lines if "after 3 rounds" in line])
     assert 0 == len(fedel.compare(job, METHODS, 2, out="two", jobs=2, progress=heard.append, **objects).failed)
