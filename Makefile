@@ -6,6 +6,8 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 # One OpenMP thread per process: with more threads than free cores, training runs many times slower.
 export OMP_NUM_THREADS ?= 1
 WORKERS ?= 2
+# A test that hangs is ended and says where it stood; the longest takes a tenth of this.
+TEST_SECONDS ?= 600
 CASES ?= 10000
 SEED ?= 1
 
@@ -47,8 +49,8 @@ types: setup  ## mypy, strict
 	$(BIN)/mypy
 
 test: setup lint types  ## lint, types and the fast tests, in minutes
-	$(BIN)/pytest -n $(WORKERS) -m "not slow and not alone"
-	$(BIN)/pytest -m "alone and not slow"
+	$(BIN)/pytest -n $(WORKERS) --timeout $(TEST_SECONDS) -m "not slow and not alone"
+	$(BIN)/pytest --timeout $(TEST_SECONDS) -m "alone and not slow"
 
 test-slow: setup  ## the slow tests: real data sets, measured times
 	$(BIN)/pytest -m slow

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -121,6 +123,7 @@ async def browsing(folder: Path) -> AsyncIterator[Page]:
         "about:blank",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         async with aiohttp.ClientSession() as session:
@@ -132,9 +135,10 @@ async def browsing(folder: Path) -> AsyncIterator[Page]:
             yield page
             await page.close()
     finally:
+        # Every process of the browser: one that is left would hold the pipe open, and the test with it.
         with suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.wait_for(process.wait(), WAIT_SECONDS)
 
 
 async def _port(process: asyncio.subprocess.Process) -> str:
