@@ -25,8 +25,8 @@ from tests.backup.support import Servers
 from tests.federation.support import agents, create_run, job_of, model_of, simulated, watching
 from tests.strategies.fakes import same_bits
 
-RUN, NUM_CLIENTS, NUM_ROUNDS = "night-1", 3, 30
-SLOW_SECONDS = 0.03
+RUN, NUM_CLIENTS, NUM_ROUNDS = "night-1", 3, 60
+SLOW_SECONDS = 0.02
 """For each file."""
 Database = Callable[[], str]
 

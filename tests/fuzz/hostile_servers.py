@@ -16,7 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
+from fedel_edge import session
 from fedel_edge.gate import Limits
 from google.protobuf.message import DecodeError
 
@@ -155,7 +157,8 @@ class Drill:
 
 async def run(name: str, seed: int, count: int) -> tuple[Summary, list[Finding]]:
     summary, findings = Summary(name), list[Finding]()
-    with tempfile.TemporaryDirectory() as folder:
+    # A wrong protocol makes an agent wait as after seven failures, which here would be most of the time.
+    with tempfile.TemporaryDirectory() as folder, patch.object(session, "_REFUSED_FAILURES", 1):
         settings: Any = {"aggregators": [RawAggregator()], "limits": Limits(max_task_seconds=600.0)}
         async with federation(Path(folder) / "state", **settings) as fed, running(fed.agent()) as agent:
             try:
