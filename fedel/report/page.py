@@ -16,7 +16,7 @@ from fedel.report.own_tests import rows as own_tests
 from fedel.report.refusals import reasons
 from fedel.report.runs import StoredRun
 from fedel.report.verdicts import verdicts
-from fedel.report.words import clocks_note
+from fedel.report.words import clocks_note, percent
 from fedel.serialisation import to_json
 
 PagePicture = tuple[str, str, plots.Picture, str]
@@ -68,6 +68,8 @@ EXITS: PagePicture = (
 """Only of runs whose exits were measured."""
 
 _CSS = Path(__file__).with_name("report.css")
+_NOTED_SHARE = 0.02
+"""Of T_th; less is not worth a sentence."""
 _LOST_HEADS = ["method", "updates", "rounds", "clients", "reason"]
 
 
@@ -107,6 +109,18 @@ def averaged(runs: Sequence[StoredRun]) -> list[str]:
     ]
 
 
+def probed(runs: Sequence[StoredRun]) -> list[str]:
+    """Sentences about simulations whose clients take longer than T_th because they probe importance first."""
+    simulated = [run for run in runs if run.is_virtual and run.has_probe_on_top and not run.drifts]
+    shares = [(run.method, run.mean_beyond_plan()) for run in simulated]
+    return [
+        f"The importance probe of {method} comes on top of T_th, as in the paper; here it takes"
+        f" {percent(share)} of T_th. With strategy.probe_in_budget = true it is a part of T_th."
+        for method, share in shares
+        if share is not None and share > _NOTED_SHARE
+    ]
+
+
 def pictures_of(runs: Sequence[StoredRun]) -> list[PagePicture]:
     """Those that runs have something for."""
     return [*PICTURES, *([EXITS] if any(run.exits for run in runs) else [])]
@@ -128,7 +142,7 @@ def page_of(runs: Sequence[StoredRun], title: str = "") -> Page:
     """The report about runs, side by side."""
     return Page(
         title=title or " and ".join(labels(runs)),
-        about=[*about(runs), *averaged(runs)],
+        about=[*about(runs), *averaged(runs), *probed(runs)],
         sentences=verdicts(runs),
         tables=[*run_tables(runs), *_exits(runs)],
         pictures=pictures_of(runs),

@@ -28,6 +28,7 @@ _METHODS = {
     "timelyfl": "TimelyFL",
 }
 """Names of the methods as their papers write them."""
+_PROBING = ("fedel", "elastictrainer")
 _FILES = ("rounds.jsonl", "result.json", "config.toml")
 """A directory with one of these is that of a run."""
 MAX_HEAD_BYTES = 100_000_000
@@ -171,6 +172,31 @@ class StoredRun:
     def deviations(self) -> list[float]:
         """Time that counts divided by T_th, minus one, of every client and round."""
         return [deviation for record in self.rounds for deviation in record.deviations()]
+
+    @property
+    def has_probe_on_top(self) -> bool:
+        """Whether clients probe importance in time that T_th has no room for."""
+        table = self.settings.get("strategy", {})
+        while isinstance(table, dict) and "base" in table:
+            table = table["base"]
+        probes = isinstance(table, dict) and table.get("name") in _PROBING
+        return probes and self.scope != "round" and not table.get("probe_in_budget", False)
+
+    @property
+    def drifts(self) -> bool:
+        """Whether simulated devices become slower or faster than their profiles."""
+        faults = self.settings.get("faults", {})
+        return isinstance(faults, dict) and faults.get("drift_factor", 1.0) != 1.0
+
+    def mean_beyond_plan(self) -> float | None:
+        """By how much clients took longer than planned, in shares of T_th."""
+        clients = [client for record in self.rounds for client in record.clients]
+        beyond = [
+            client.deviation - client.predicted_deviation
+            for client in clients
+            if client.deviation is not None and client.predicted_deviation is not None
+        ]
+        return sum(beyond) / len(beyond) if beyond else None
 
 
 def _label(table: Any, names: Mapping[str, str] | None = None) -> str:

@@ -43,6 +43,19 @@ def test_an_average_is_named(pair, tmp_path):
     assert told in (tmp_path / "report.md").read_text()
 
 
+def test_a_probe_on_top_of_the_budget_is_named(tmp_path):
+    told = "The importance probe of FedEL comes on top of T_th, as in the paper; here it takes 40.0 % of T_th."
+    probing = write_run(tmp_path / "probing", "fedel", 1.4, [0.1, 0.5], virtual=True, scope="backward")
+    assert told in page.write([probing], tmp_path).read_text()
+    inside = {**probing.settings, "strategy": {"name": "fedel", "probe_in_budget": True}}
+    assert [] == page.probed([replace(probing, settings=inside)])
+    quick = write_run(tmp_path / "quick", "fedel", 1.01, [0.1, 0.5], virtual=True, scope="backward")
+    other = write_run(tmp_path / "other", "fedavg", 1.4, [0.1, 0.5], virtual=True, scope="backward")
+    real = write_run(tmp_path / "real", "fedel", 1.4, [0.1, 0.5], scope="train")
+    whole = write_run(tmp_path / "whole", "fedel", 1.4, [0.1, 0.5], virtual=True, scope="round")
+    assert [] == page.probed([quick, other, real, whole])
+
+
 def test_the_page_stands_alone_with_every_picture_and_a_markdown_twin(pair, tmp_path):
     written = page.write(pair, tmp_path)
     text = written.read_text()
