@@ -36,8 +36,12 @@ if [ -z "${BASE_IMAGE:-}" ]; then
     echo "$PUBLIC cannot be pulled: making a base from Debian's packages"
     has "$LOCAL" || docker/local/base.sh base
     BASE_IMAGE=$LOCAL
+    # torch by itself: of files with a listed hash, pip prefers those whose index tells the hash, so it would leave a CPU
+    # build that lies on this machine and take the one with CUDA. The image's own pip verifies the hash.
+    DOWNLOAD=("$PIP" download --quiet --no-deps --only-binary :all: --dest docker/wheels)
+    "${DOWNLOAD[@]}" "$(grep -o '^torch==[^ ]*' docker/requirements/agent.txt)"
     for kind in build server agent; do
-      "$PIP" download --quiet --require-hashes --only-binary :all: --dest docker/wheels -r "docker/requirements/$kind.txt"
+      "${DOWNLOAD[@]}" --require-hashes -r <(sed '/^torch==/,/[^\\]$/d' "docker/requirements/$kind.txt")
     done
     ARGUMENTS+=(--build-arg PIP_NO_INDEX=1)
   fi

@@ -162,6 +162,34 @@ def test_the_images_that_are_built_and_pushed(tmp_path: Path, registry: str) -> 
     assert [".", ".", str(tmp_path / "fashion-mnist")] == [line.split()[-1] for line in builds]
 
 
+def test_without_a_registry_the_cpu_build_of_torch_on_this_machine_is_taken(tmp_path: Path) -> None:
+    """pip takes another one if it has to know its hash in advance; the build of the image verifies the hash."""
+    asked = tmp_path / "asked"
+    scripts = {
+        "docker": 'case "$*" in *"inspect python"* | pull*) exit 1 ;; esac',
+        "pip": f'for word; do last=$word; done; echo "$* | $(cat "$last" 2>&- | tr "\\n" " ")" >>{asked}',
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "fashion-mnist").mkdir()
+    (tmp_path / "fashion-mnist" / "manifest.json").touch()
+    shutil.copytree(DOCKER, tmp_path / "src/docker", ignore=shutil.ignore_patterns("*.whl"))
+    (tmp_path / "src/fedel").mkdir()
+    shutil.copy(ROOT / "fedel/__init__.py", tmp_path / "src/fedel")
+    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FEDEL_DATA": str(tmp_path)}
+    settings |= {"PIP": str(tmp_path / "pip"), "BASE_IMAGE": "", "REGISTRY": ""}
+    subprocess.run([tmp_path / "src/docker/images.sh"], env={**os.environ, **settings}, check=True)
+    torch, *others = asked.read_text(encoding="utf-8").splitlines()
+    assert f"torch=={locked('agent')['torch']}" in torch
+    assert "--require-hashes" not in torch
+    assert 3 == len(others)
+    for line, kind in zip(others, ("build", "server", "agent"), strict=True):
+        assert "--require-hashes" in line
+        found = dict(re.findall(r"(?<= )([a-z0-9-]+)==([^ ]+) ", line))
+        assert {name: version for name, version in locked(kind).items() if name != "torch"} == found
+
+
 def _compose() -> list[str] | None:
     if shutil.which("docker"):
         done = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
