@@ -118,6 +118,8 @@ def _sigterm_as_ctrl_c(verb: str) -> Iterator[list[str]]:
 
     def stop(number: int, _frame: Any) -> None:
         sent.append(signal.Signals(number).name)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)  # where an event loop runs, it ends its tasks in order
 
     before = signal.signal(signal.SIGTERM, stop)

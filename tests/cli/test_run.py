@@ -165,13 +165,15 @@ def test_the_federation_of_a_command_ends_with_it(tmp_path, monkeypatch):
     assert raised.value.exit_code != 0
 
 
-def test_a_command_that_is_terminated_says_so_and_ends_its_processes(tmp_path):
+@pytest.mark.parametrize("sigint", ["-", "''"], ids=["in front", "in the background of a script"])
+def test_a_command_that_is_terminated_says_so_and_ends_its_processes(tmp_path, sigint):
     job = tmp_path / "job.toml"
     workload = '[workload]\nmodel = "cnn"\ndata = "digits"\n'
     job.write_text(f"{workload}[rounds]\nmin_clients = 9\n[fleet]\nslowdowns = [1]\n")
     words = [sys.executable, "-m", "fedel.cli.main", "run", str(job), "--name", "night", "--json"]
+    shell = ["sh", "-c", f'trap {sigint} INT; exec "$@"', "sh"]
     command = subprocess.Popen(
-        [*words, "--out", str(tmp_path)], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [*shell, *words, "--out", str(tmp_path)], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     with command:
         assert command.stderr is not None
