@@ -42,10 +42,13 @@ JOB = {
 needs_node = pytest.mark.skipif(not KUBECTL, reason="FEDEL_KUBECTL names no cluster: see tests/deploy/node.py")
 
 
+def _bash(script: str) -> list[str]:
+    return ["bash", "-c", f'set -euo pipefail\nkubectl() {{ {KUBECTL} "$@"; }}\n{script}']
+
+
 def shell(script: str, folder: Path = ROOT) -> str:
     """Commands of the manual, with the kubectl of this cluster."""
-    text = f'set -euo pipefail\nkubectl() {{ {KUBECTL} "$@"; }}\n{script}'
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=folder, timeout=SECONDS)
+    done = subprocess.run(_bash(script), capture_output=True, text=True, cwd=folder, timeout=SECONDS)
     assert 0 == done.returncode, f"{script}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -171,18 +174,25 @@ class Watch:
             "exec -i coordinator-0 -c coordinator -- python3 -",
             f"aggregator-{shard}.aggregator:7071 {seconds} <{script}",
         )
-        self._servers, self._text = servers, ""
-        self._thread = threading.Thread(target=self._work, args=(words,))
+        self._outages: list[dict[str, float]] = []
+        self._thread = threading.Thread(
+            target=self._work, args=(f"kubectl -n {servers.name} {' '.join(words)}",)
+        )
         self._thread.start()
 
-    def _work(self, words: tuple[str, ...]) -> None:
-        self._text = self._servers.kubectl(*words)
+    def _work(self, script: str) -> None:
+        with subprocess.Popen(_bash(script), stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            assert process.stdout
+            self._outages.extend(json.loads(line) for line in process.stdout)
+
+    def wait_for(self, num_outages: int) -> None:
+        """One outage has to end before the next begins, or they are one."""
+        until(lambda: len(self._outages) >= num_outages)
 
     def check(self, num_outages: int) -> None:
         self._thread.join()
-        outages = [json.loads(line) for line in self._text.splitlines()]
-        assert num_outages == len(outages), self._text
-        for outage in outages:
+        assert num_outages == len(self._outages), self._outages
+        for outage in self._outages:
             say("the shard was away", outage["away_seconds"])
             say("the shard listened and was not found", outage["found_seconds"])
             assert outage["found_seconds"] < FOUND_SECONDS

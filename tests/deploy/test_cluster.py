@@ -48,6 +48,7 @@ def test_the_manual_and_a_disturbed_run(cluster: float) -> None:
     disturbed.wait_for_round(1)
     watch = Watch(DEV, 0, 120)
     DEV.restart("aggregator-0")
+    watch.wait_for(1)
     DEV.restart("aggregator-0", "--grace-period=0", "--force")
     watch.check(2)
     disturbed.wait_for_round(2)
