@@ -156,10 +156,17 @@ class Run:
 
         until(reached, SECONDS, step=2.0)
 
+    def _is_over(self) -> bool:
+        try:
+            return self._desk.servers.is_ready("coordinator-0") and len(self.rounds()) == self._num_rounds
+        except AssertionError:  # a kubelet that has just begun does not know its pods yet
+            return False
+
     def model(self) -> str:
         """The hash of its file, once the run is over, which this waits for."""
         self._thread.join(SECONDS)
         assert not self._thread.is_alive()
+        until(self._is_over, SECONDS, step=2.0)
         self._desk.operator("runs fetch", self.name, "--out /tmp/fetched")
         file = f"/tmp/fetched/{self.name}/model.safetensors"
         return self._desk.agents.kubectl(f"exec {self._desk.pod} -- sha256sum {file}").split()[0]
