@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 import traceback
@@ -41,13 +42,27 @@ def fork(target: Callable[..., None], words: tuple[Any, ...], name: str, *, daem
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ConfigError("this system cannot fork processes; use --executor serial, or ray")
     process: BaseProcess = multiprocessing.get_context("fork").Process(
-        target=target, args=words, daemon=daemon, name=name
+        target=_run, args=(target, words), daemon=daemon, name=name
     )
-    with warnings.catch_warnings():
-        # Python 3.12 warns about forking a process with threads: none of ours holds a lock here.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
+    collects = gc.isenabled()
+    gc.disable()  # the child keeps its parent's garbage from its very first line on
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns about forking a process with threads: none of ours holds a lock here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+    finally:
+        if collects:
+            gc.enable()
     return process
+
+
+def _run(target: Callable[..., None], words: tuple[Any, ...]) -> None:
+    # What the parent left over is not for a child to collect: a channel of gRPC waits for threads while it is
+    # deleted, and those are only in the parent.
+    gc.freeze()
+    gc.enable()
+    target(*words)
 
 
 class Child:
