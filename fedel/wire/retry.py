@@ -17,7 +17,9 @@ RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.CANCELLED,
 )
+"""CANCELLED: a server that stops ends its calls so, and a proxy too. What we cancel ourselves has no status."""
 
 PORTS = "by default a coordinator listens on 7070, an aggregator on 7071, enrolment on 7072, the page on 7080"
 IN_OUR_WORDS = {

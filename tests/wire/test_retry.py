@@ -97,6 +97,39 @@ def test_what_is_transient() -> None:
     assert [True, False, False] == [is_transient(e) for e in (AWAY, REFUSED, ValueError())]
 
 
+def test_a_call_that_a_stopping_server_ends_is_worth_another_try() -> None:
+    async def ended_by_the_server() -> Exception:
+        begun = asyncio.Event()
+
+        async def wait(request: bytes, context: aio.ServicerContext) -> bytes:
+            begun.set()
+            await asyncio.Event().wait()
+            return b""
+
+        server = aio.server()
+        handlers = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = asyncio.ensure_future(_called(channel))
+            await begun.wait()
+            await server.stop(grace=None)
+            return await call
+
+    error = asyncio.run(ended_by_the_server())
+    assert isinstance(error, aio.AioRpcError)
+    assert is_transient(error), error
+
+
+async def _called(channel: aio.Channel) -> Exception:
+    try:
+        await channel.unary_unary("/test.Test/Wait")(b"")
+    except aio.AioRpcError as error:
+        return error
+    raise AssertionError("the server answered")
+
+
 def test_description() -> None:
     nameless = error_of(grpc.StatusCode.UNAVAILABLE)
     assert ["away", "UNAVAILABLE", "odd"] == [describe(e) for e in (AWAY, nameless, ValueError("odd"))]
