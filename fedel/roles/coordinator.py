@@ -311,7 +311,7 @@ class _Turn(ClosingTurn):
         if state.phase in (PAUSED, QUEUED) or self._num_missing() > 0 or len(state.committed) >= MAX_COMMITTED:
             return None
         handover = state.handover
-        views = believed(state.present, handover.reports, handover.speeds)
+        views = believed(state.present, handover.speeds)
         idle = {view.name for view in views} - handover.at_work.keys()
         # If nobody else is here, clients give up what they are late with.
         plan = self.planner.plan(handover, views, handover.at_work.keys() if idle else ())
@@ -360,7 +360,7 @@ class _Turn(ClosingTurn):
         assert open_round is not None
         handover = self.state.handover
         busy = (open_round.tasks.keys() - open_round.lost.keys()) | handover.at_work.keys()
-        views = believed(self.state.present, handover.reports, handover.speeds)
+        views = believed(self.state.present, handover.speeds)
         if not {view.name for view in views} - busy:
             return
         more = self.planner.plan(handover, views, busy).tasks

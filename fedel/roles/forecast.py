@@ -127,7 +127,7 @@ def forecast(
     found = {member.client: ClientForecast(member.client, member.device_type, ()) for member in members}
     first = None
     for _ in range(num_rounds):
-        views = {view.name: view for view in believed(members, handover.reports)}
+        views = {view.name: view for view in believed(members, {})}
         plan = planner.plan(handover, list(views.values()))
         first = first or plan
         reports: list[Report] = []

@@ -1,8 +1,9 @@
 """How fast the planner takes a client to be: what its profile says, corrected by what was measured.
 
-Where a run keeps its pace by the clock, measured seconds correct the profile from round to round. T_th follows
-the fastest client, so one profile that is far too fast would take the work of all others away: what cannot be
-true is not believed. A client that says it is slow gets little work, which harms nobody else.
+Where a run keeps its pace by the clock, measured seconds correct the profile from round to round. Where it
+keeps to its plan they do not, or a run on a busy machine could not be repeated. T_th follows the fastest one,
+so one profile that is far too fast would take the work of all others away: what cannot be true is not believed.
+A client that says it is slow gets little work, which harms nobody else.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataclasses import replace
 
 from fedel.core.timing import full_step
 from fedel.roles.run_state import Member, TaskResult
-from fedel.types import AS_PROFILED, ClientView, Report, Speed
+from fedel.types import AS_PROFILED, ClientView, Speed
 
 FACTOR = 3.0
-"""How far a profile may lie below the median of its device type, and measured seconds above predicted ones."""
+"""How far a profile may lie below the median of its device type, and measured seconds below predicted ones."""
 MIN_ALIKE = 3
 """Clients of one type from which on their median says something."""
 MAX_SLOWNESS = 1e6
@@ -25,15 +26,12 @@ MIN_TRANSFER = 100_000
 """Bytes from which on a transfer says how fast a link is, and not only how far away the server is."""
 
 
-def believed(
-    members: Sequence[Member], reports: Mapping[str, Report], speeds: Mapping[str, Speed] | None = None
-) -> list[ClientView]:
-    """The members as the planner sees them, in their order. ``reports`` are the last ones that counted.
+def believed(members: Sequence[Member], speeds: Mapping[str, Speed]) -> list[ClientView]:
+    """The members as the planner sees them, in their order, bound by the median of their device type.
 
-    ``speeds`` is what was learned of each client (``learned``), where a run keeps its pace by the clock. Bounds
-    come from clients of the same type and from the seconds that the client measured.
+    ``speeds`` is what was learned of each client (``learned``); empty where a run keeps to its plan.
     """
-    known = _with_links(speeds or {})
+    known = _with_links(speeds)
     slow = {member.client: known.get(member.client, AS_PROFILED).slowness for member in members}
     seconds = {m.client: full_step(m.profile).total("train") * slow[m.client] for m in members}
     alike: dict[str, list[float]] = {}
@@ -45,8 +43,6 @@ def believed(
     for member in members:
         client, least = member.client, medians.get(member.device_type, 0.0) / FACTOR
         slowness = slow[client] * max(1.0, least / seconds[client])
-        if client not in known:
-            slowness = max(slowness, measured_slowness(reports.get(client)))
         views.append(_slowed(member, slowness, known.get(client, AS_PROFILED)))
     return views
 
@@ -70,7 +66,7 @@ def learned(before: Speed, result: TaskResult) -> Speed:
 
     A single round says little on a machine that others use too, so each counts half, except the first one.
 
-    >>> from fedel.types import StepCost
+    >>> from fedel.types import Report, StepCost
     >>> report = Report("a", 0, 10, 4, 4.0, 0.5, cost=StepCost(0.1, 0.4), train_seconds=4.0, step_seconds=1.0)
     >>> phases = {"download": 2.0, "train": 5.0, "upload": 1.0, "wait": 0.5}
     >>> first = learned(AS_PROFILED, TaskResult(report, bytes_up=100_000, bytes_down=400_000, phases=phases))
@@ -112,24 +108,6 @@ def _rate(before: float, num_bytes: int, seconds: float) -> float:
 
 def _mixed(before: float, now: float) -> float:
     return (before + now) / 2 if before else now
-
-
-def measured_slowness(report: Report | None) -> float:
-    """How many times longer a client trained than it had predicted, where that is out of all proportion.
-
-    >>> from fedel.types import StepCost
-    >>> report = Report("a", 0, 10, 4, 4.0, 0.5, cost=StepCost(0.1, 0.2), train_seconds=12.0)
-    >>> round(measured_slowness(report), 6)
-    10.0
-    >>> measured_slowness(replace(report, train_seconds=2.0))
-    1.0
-    """
-    if report is None:
-        return 1.0
-    predicted = report.seconds("train")
-    if predicted <= 0 or report.train_seconds <= FACTOR * predicted:
-        return 1.0
-    return report.train_seconds / predicted
 
 
 def _slowed(member: Member, slowness: float, speed: Speed) -> ClientView:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedel.core.timing import budget, full_step, full_steps
-from fedel.roles.run_state import Member
-from fedel.roles.speed import believed
+from fedel.roles.run_state import Member, TaskResult
+from fedel.roles.speed import believed, learned
 from fedel.testing import profile
-from fedel.types import AS_PROFILED, Report, Speed, StepCost
+from fedel.types import AS_PROFILED, Report, Speed, StepCost, Task
+from tests.roles.world import World, engine_of
 
 HONEST = [Member(f"c{i}", 10, profile(1 + i), "orin") for i in range(4)]
 LIAR = Member("a", 10, profile(1e-3), "orin")
 
 
-def seconds_of(members: list[Member], reports: dict[str, Report] | None = None) -> list[float]:
-    return [full_step(view.profile).total("train") for view in believed(members, reports or {})]
+def seconds_of(members: list[Member], speeds: dict[str, Speed] | None = None) -> list[float]:
+    return [full_step(view.profile).total("train") for view in believed(members, speeds or {})]
 
 
 def test_a_sane_fleet_is_believed_to_the_bit() -> None:
@@ -38,12 +39,23 @@ def test_one_profile_does_not_move_the_budget_of_others() -> None:
 
 
 def test_measured_seconds_correct_a_profile_that_is_far_too_fast() -> None:
-    slow = Report("c0", 0, 10, 4, 4.0, 0.5, cost=StepCost(0.1, 0.2), train_seconds=120.0)
-    plain, corrected = seconds_of(HONEST), seconds_of(HONEST, {"c0": slow})
+    slow = Report("c0", 0, 10, 4, 4.0, 0.5, cost=StepCost(0.1, 0.2), step_seconds=30.0)
+    plain = seconds_of(HONEST)
+    corrected = seconds_of(HONEST, {"c0": learned(AS_PROFILED, TaskResult(slow))})
     assert abs(corrected[0] / plain[0] - 100) < 1e-6
     assert plain[1:] == corrected[1:]
-    busy = replace(slow, train_seconds=2.0)
-    assert plain == seconds_of(HONEST, {"c0": busy}), "a busy device is not a wrong profile"
+
+
+def test_a_busy_machine_changes_nothing_in_a_run_that_keeps_to_its_plan() -> None:
+    def tasks_of_round_2(train_seconds: float) -> list[Task]:
+        world = World(engine_of("fedel", evaluate_every=0), train_seconds=train_seconds)
+        for _ in range(10):
+            world.behave()
+            if world.state.open is not None and world.state.open.round_num == 1:
+                return list(world.state.open.plan.tasks)
+        raise AssertionError(world.waits.why)
+
+    assert tasks_of_round_2(1.0) == tasks_of_round_2(1000.0)
 
 
 def test_an_unknown_link_is_taken_to_be_as_those_of_others() -> None:
@@ -54,7 +66,7 @@ def test_an_unknown_link_is_taken_to_be_as_those_of_others() -> None:
         "d": Speed(slowness=2.0, up_rate=3e6),
     }
     members = [replace(HONEST[0], client=name) for name in (*speeds, "new")]
-    found = {m.client: view.speed for m, view in zip(members, believed(members, {}, speeds), strict=True)}
+    found = {m.client: view.speed for m, view in zip(members, believed(members, speeds), strict=True)}
     assert (found["d"].down_rate, found["d"].up_rate, found["d"].slowness) == (6e6, 3e6, 2.0)
     assert found["a"] == speeds["a"]
     assert found["new"] == AS_PROFILED  # nothing was ever measured: it makes its first round as profiled

@@ -63,6 +63,8 @@ class World:
     evaluators: list[tuple[str, int]] = field(default_factory=list)
     waits: ef.Wait = field(default_factory=ef.Wait)
     num_applied: int = 0
+    train_seconds: float = 1.0
+    """What every client measures while it trains."""
 
     def __post_init__(self) -> None:
         self.disk = to_json(self.state)
@@ -175,7 +177,7 @@ class World:
         order = self.tasks.get(client)
         if order is None:
             return
-        report = report_of(client, order.task.round_num)
+        report = replace(report_of(client, order.task.round_num), train_seconds=self.train_seconds)
         open_round = self.state.open
         if open_round is not None and open_round.status == OPEN:
             accepts = (client, report.round_num) in self.participants and client not in self.uploads
