@@ -173,14 +173,15 @@ class Run:
 
 
 class Watch:
-    """How long a shard stays unknown to the coordinator after it listens again."""
+    """How long a shard stays unknown to the coordinator after it listens again, ``num_outages`` times."""
 
-    def __init__(self, servers: Namespace, shard: int, seconds: float) -> None:
+    def __init__(self, servers: Namespace, shard: int, num_outages: int) -> None:
         script = Path(__file__).with_name("outage.py")
         words = (
             "exec -i coordinator-0 -c coordinator -- python3 -",
-            f"aggregator-{shard}.aggregator:7071 {seconds} <{script}",
+            f"aggregator-{shard}.aggregator:7071 {num_outages} <{script}",
         )
+        self._num_outages = num_outages
         self._outages: list[dict[str, float]] = []
         self._thread = threading.Thread(
             target=self._work, args=(f"kubectl -n {servers.name} {' '.join(words)}",)
@@ -196,9 +197,9 @@ class Watch:
         """One outage has to end before the next begins, or they are one."""
         until(lambda: len(self._outages) >= num_outages)
 
-    def check(self, num_outages: int) -> None:
+    def check(self) -> None:
         self._thread.join()
-        assert num_outages == len(self._outages), self._outages
+        assert self._num_outages == len(self._outages), self._outages
         for outage in self._outages:
             say("the shard was away", outage["away_seconds"])
             say("the shard listened and was not found", outage["found_seconds"])

@@ -1,7 +1,8 @@
-"""Runs in the coordinator's pod (``python3 - ADDRESS SECONDS``): how long a shard was away, and not found.
+"""Runs in the coordinator's pod (``python3 - ADDRESS NUM_OUTAGES``): how long a shard was away, and not found.
 
 It calls the shard's health service over a channel as the coordinator's own, and meanwhile looks whether the
-shard's name has an address at which somebody listens. Prints one JSON line for each outage that ended.
+shard's name has an address at which somebody listens. Prints one JSON line for each outage that ended, and
+ends after that many of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fedel.wire.retry import backoff_seconds, is_transient
 
 CERTS = "/var/lib/fedel/certs"
 STEP_SECONDS = 0.1
+MAX_SECONDS = 300.0
 LONGEST_WAIT_SECONDS = 2.0
 """As in fedel_coordinator/shards.py."""
 
@@ -33,8 +35,8 @@ def listens(address: str) -> bool:
     return True
 
 
-async def main(address: str, seconds: float) -> None:
-    dialer, ends = Dialer(Tls(dir=CERTS), near=True), time.monotonic() + seconds
+async def main(address: str, num_outages: int) -> None:
+    dialer, ends = Dialer(Tls(dir=CERTS), near=True), time.monotonic() + MAX_SECONDS
     stub = health_pb2_grpc.HealthStub(dialer.channel(address))
     lost, failures, back, looking = 0.0, 0, 0.0, None
 
@@ -43,7 +45,7 @@ async def main(address: str, seconds: float) -> None:
             await asyncio.sleep(STEP_SECONDS)
         return time.monotonic()
 
-    while time.monotonic() < ends:
+    while num_outages > 0 and time.monotonic() < ends:
         try:
             await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
         except Exception as error:
@@ -57,10 +59,11 @@ async def main(address: str, seconds: float) -> None:
         if looking is not None:
             back = min(await looking, now := time.monotonic())
             print(json.dumps({"away_seconds": back - lost, "found_seconds": now - back}), flush=True)
+            num_outages -= 1
         failures, looking = 0, None
         await asyncio.sleep(STEP_SECONDS)
     await dialer.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -46,11 +46,11 @@ def test_the_manual_and_a_disturbed_run(cluster: float) -> None:
     assert not undisturbed.cut
     disturbed = Run(DESK, "disturbed", NUM_ROUNDS)
     disturbed.wait_for_round(1)
-    watch = Watch(DEV, 0, 120)
+    watch = Watch(DEV, 0, 2)
     DEV.restart("aggregator-0")
     watch.wait_for(1)
     DEV.restart("aggregator-0", "--grace-period=0", "--force")
-    watch.check(2)
+    watch.check()
     disturbed.wait_for_round(2)
     DEV.roll("aggregator", "coordinator")
     disturbed.wait_for_round(3)
