@@ -142,6 +142,14 @@ def test_deviation_is_that_of_the_slowest_client(tmp_path):
     assert "holds" == section.verdicts[0].answer  # the paper's is 6.1 %
 
 
+@pytest.mark.parametrize("experiment", ["table1", "deviation"])
+def test_a_task_that_the_paper_does_not_have_is_in_no_claim_about_the_paper(experiment, tmp_path):
+    size = fake_runs.scale(tasks={"own": scale.Task("own pictures", fake_runs.JOB, seeds=2)})
+    _, section = made(experiment, tmp_path, TWO, size)
+    assert section.tables, "its figures are shown"
+    assert not [v.claim for v in section.verdicts if "None" in v.claim or "order of the paper" in v.claim]
+
+
 def test_rollback_compares_o1_seed_by_seed(tmp_path):
     runs = {"rollback": {"accuracies": [0.1], "o1": 6.0}, "no-rollback": {"accuracies": [0.1], "o1": 8.0}}
     _, section = made("rollback", tmp_path, runs)

@@ -174,6 +174,8 @@ def _elastictrainer(outcomes: Outcomes, task: str, title: str) -> Verdict:
 
 def _orderings(outcomes: Outcomes, task: str, paper: Paper, title: str) -> list[Verdict]:
     """How many pairs of methods are in the paper's order, as far as the seeds can tell."""
+    if not any(task in printed for printed in paper.values()):
+        return []  # a task that the paper does not have
     labels = [label for label in outcomes.labels(task) if task in paper.get(label, {})]
     complete = len(labels) == len(BASELINES) + 1
     sign = -1 if outcomes.scale.tasks[task].metric == "perplexity" else 1
