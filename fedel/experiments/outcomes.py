@@ -19,6 +19,7 @@ from fedel.experiments.stats import (
     HOLDS,
     UNDECIDED,
     UNKNOWN,
+    Answer,
     Estimate,
     Factor,
     at_least,
@@ -145,14 +146,14 @@ class Race:
         return factor(found) if found else None
 
     @property
-    def sooner(self) -> str:
+    def sooner(self) -> Answer:
         """Whether ours is sooner. One that never got there could have, later: then only the other is known."""
         if self.factor is None:
             return UNKNOWN
         found = at_least(self.factor.logs, 0.0)
         ours, theirs = (any(t == math.inf for t in times) for times in zip(*self.times, strict=True))
-        wrong = {HOLDS: ours, FAILS: theirs}.get(found, False)
-        return UNDECIDED if wrong else found
+        open_ended = {HOLDS: ours, FAILS: theirs}.get(found, ours or theirs)
+        return Answer(UNDECIDED.kind, "runs end before they get there") if open_ended else found
 
     @property
     def numbers(self) -> str:

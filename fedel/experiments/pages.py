@@ -13,7 +13,7 @@ from fedel.experiments.plans import PlannedRun
 from fedel.experiments.runner import DONE
 from fedel.experiments.scale import Scale
 from fedel.experiments.sections import Picture, Section, Table
-from fedel.experiments.stats import ANSWERS
+from fedel.experiments.stats import ANSWERS, Answer
 
 OPENING = "headline"
 """The experiment whose first picture and opening table begin the page."""
@@ -56,9 +56,9 @@ def _tally(report: Report) -> tuple[list[str], list[list[str]]]:
         for section in report.sections
         if section.verdicts
     ]
-    counts.append(("all", sum((found for _, found in counts), Counter[str]())))
+    counts.append(("all", sum((found for _, found in counts), Counter[Answer]())))
     rows = [[title, *(str(found[answer]) for answer in ANSWERS)] for title, found in counts]
-    return ["claims on", *ANSWERS], rows
+    return ["claims on", *map(str, ANSWERS)], rows
 
 
 def page(report: Report) -> str:
@@ -109,7 +109,7 @@ def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _verdicts(section: Section) -> tuple[list[str], list[list[str]]]:
-    return ["claim", "verdict", "numbers"], [[v.claim, v.answer, v.numbers] for v in section.verdicts]
+    return ["claim", "verdict", "numbers"], [[v.claim, str(v.answer), v.numbers] for v in section.verdicts]
 
 
 def markdown(report: Report, pictures: str) -> str:

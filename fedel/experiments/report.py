@@ -81,10 +81,11 @@ def write(report: Report, out: Path, markdown: Path | None = None) -> list[Path]
 
 def as_json(report: Report) -> dict[str, Any]:
     """All numbers, without the pictures; a number that is not finite is null."""
-    sections = [
-        {key: value for key, value in dataclasses.asdict(section).items() if key != "pictures"}
-        for section in report.sections
-    ]
+    sections = []
+    for section in report.sections:
+        table = {key: value for key, value in dataclasses.asdict(section).items() if key != "pictures"}
+        verdicts = [{"claim": v.claim, "answer": str(v.answer), "numbers": v.numbers} for v in section.verdicts]
+        sections.append({**table, "verdicts": verdicts})
     runs = [
         {"name": r.name, "task": r.task, "seed": r.seed, "state": report.states[r.name], "job": r.table}
         for r in report.runs

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedel.experiments.stats import Estimate, Factor
+from fedel.experiments.stats import Answer, Estimate, Factor
 
 Row = Mapping[str, Any]
 """Per column: text, a number, an ``Estimate``, a ``Factor``, or None if unknown."""
@@ -29,9 +29,13 @@ class Verdict:
     """A claim of the paper, or a goal of this reproduction, compared with our numbers."""
 
     claim: str
-    answer: str
-    """One of ``stats.ANSWERS``."""
-    numbers: str = ""
+    answer: Answer
+    figures: str = ""
+
+    @property
+    def numbers(self) -> str:
+        """Our figures, and why they do not decide."""
+        return "; ".join(filter(None, (self.figures, self.answer.reason)))
 
 
 @dataclass(frozen=True)

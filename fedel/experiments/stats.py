@@ -6,9 +6,12 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
 CONFIDENCE = 0.95
+MANY = 100
+"""Seeds; nobody does more."""
 
 
 @dataclass(frozen=True)
@@ -48,42 +51,75 @@ class Factor:
         return math.exp(self.logs.high)
 
 
-HOLDS, FAILS, UNDECIDED, UNKNOWN = "holds", "does not hold", "undecided", "not known yet"
+@dataclass(frozen=True)
+class Answer:
+    """To a claim; answers of one kind are equal, whatever their reasons."""
+
+    kind: str
+    reason: str = field(default="", compare=False)
+    """Why the runs cannot tell."""
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+HOLDS, FAILS, UNDECIDED, UNKNOWN = map(Answer, ("holds", "does not hold", "undecided", "not known yet"))
 ANSWERS = (HOLDS, FAILS, UNDECIDED, UNKNOWN)
-"""To a claim: ``undecided`` where the confidence interval has both answers in it, which with one seed it
-always has; ``not known yet`` where runs are missing."""
+"""``undecided`` where the confidence interval has both answers in it, which with one seed it always has;
+``not known yet`` where runs are missing."""
 
 
-def at_least(found: Estimate | None, bound: float) -> str:
+def at_least(found: Estimate | None, bound: float) -> Answer:
     """Whether a figure is at least ``bound``, as far as its seeds can tell.
 
-    >>> [at_least(Estimate(mean, 1.0, 3), 2.0) for mean in (3.5, 2.5, 0.5)]
+    >>> [str(at_least(Estimate(mean, 1.0, 3), 2.0)) for mean in (3.5, 2.5, 0.5)]
     ['holds', 'undecided', 'does not hold']
-    >>> at_least(Estimate(9.0, None, 1), 2.0), at_least(None, 2.0)
+    >>> at_least(Estimate(9.0, None, 1), 2.0).kind, at_least(None, 2.0).kind
     ('undecided', 'not known yet')
     """
     if found is None:
         return UNKNOWN
     if found.half is None:
-        return UNDECIDED
-    return HOLDS if found.low >= bound else FAILS if found.high < bound else UNDECIDED
+        return Answer(UNDECIDED.kind, "one seed decides nothing")
+    if found.low >= bound:
+        return HOLDS
+    if found.high < bound:
+        return FAILS
+    needed = seeds_to_decide(found, bound)
+    return Answer(UNDECIDED.kind, f"about {needed} seeds would tell" if needed else f"over {MANY} seeds needed")
 
 
-def at_most(found: Estimate | None, bound: float) -> str:
+def at_most(found: Estimate | None, bound: float) -> Answer:
     """
-    >>> at_most(Estimate(1.0, 0.5, 3), 2.0)
+    >>> at_most(Estimate(1.0, 0.5, 3), 2.0).kind
     'holds'
     """
     return at_least(None if found is None else Estimate(-found.mean, found.half, found.count), -bound)
 
 
-def all_of(*answers: str) -> str:
+def all_of(*answers: Answer) -> Answer:
     """The answer to a claim of several parts: one that does not hold is enough.
 
-    >>> all_of("holds", "undecided", "does not hold"), all_of("holds", "undecided"), all_of("holds", "holds")
-    ('does not hold', 'undecided', 'holds')
+    >>> [str(all_of(HOLDS, UNDECIDED, FAILS)), str(all_of(HOLDS, UNDECIDED)), str(all_of(HOLDS, HOLDS))]
+    ['does not hold', 'undecided', 'holds']
     """
-    return next((each for each in (FAILS, UNKNOWN, UNDECIDED) if each in answers), HOLDS)
+    worst = next((each for each in (FAILS, UNKNOWN, UNDECIDED) if each in answers), HOLDS)
+    reasons = dict.fromkeys(each.reason for each in answers if each == worst and each.reason)
+    return Answer(worst.kind, "; ".join(reasons))
+
+
+def seeds_to_decide(found: Estimate, bound: float) -> int | None:
+    """How many seeds put the bound outside the interval, if mean and deviation stay as they are.
+
+    >>> seeds_to_decide(estimate([1.0, 3.0, 2.0, 2.0]), 1.0), seeds_to_decide(estimate([1.0, 3.0]), 2.1)
+    (6, None)
+    """
+    if found.half is None:
+        return None
+    deviation = found.half * math.sqrt(found.count) / _two_sided(found.count)
+    distance = abs(found.mean - bound)
+    more = range(found.count + 1, MANY + 1)
+    return next((n for n in more if _two_sided(n) * deviation / math.sqrt(n) <= distance), None)
 
 
 @dataclass(frozen=True)
@@ -116,7 +152,13 @@ def estimate(values: Sequence[float]) -> Estimate:
     if count == 1:
         return Estimate(values[0], None, 1)
     error = statistics.stdev(values) / math.sqrt(count)
-    return Estimate(statistics.fmean(values), t_quantile(0.5 + CONFIDENCE / 2, count - 1) * error, count)
+    return Estimate(statistics.fmean(values), _two_sided(count) * error, count)
+
+
+@cache
+def _two_sided(count: int) -> float:
+    """Half the width of a confidence interval, in standard errors."""
+    return t_quantile(0.5 + CONFIDENCE / 2, count - 1)
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:

@@ -11,7 +11,17 @@ from fedel.experiments import pictures
 from fedel.experiments.outcomes import CLOCKS, HOLD, Outcomes, mean
 from fedel.experiments.plans import BASELINES
 from fedel.experiments.sections import Picture, Row, Section, Table, Verdict, shown
-from fedel.experiments.stats import FAILS, HOLDS, UNDECIDED, UNKNOWN, Estimate, all_of, at_least, at_most
+from fedel.experiments.stats import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNKNOWN,
+    Answer,
+    Estimate,
+    all_of,
+    at_least,
+    at_most,
+)
 from fedel.report.curves import SMOOTH
 
 Paper = Mapping[str, Any]
@@ -180,13 +190,13 @@ def _orderings(outcomes: Outcomes, task: str, paper: Paper, title: str) -> list[
     complete = len(labels) == len(BASELINES) + 1
     sign = -1 if outcomes.scale.tasks[task].metric == "perplexity" else 1
 
-    def ahead(a: str, b: str) -> str:
+    def ahead(a: str, b: str) -> Answer:
         return at_least(outcomes.lead(task, a, b), 0.0)
 
-    def shorter(a: str, b: str) -> str:
+    def shorter(a: str, b: str) -> Answer:
         return at_least(outcomes.shorter(task, a, b), 1.0)
 
-    figures: dict[str, tuple[Callable[[str, str], str], Callable[[str], float]]] = {
+    figures: dict[str, tuple[Callable[[str, str], Answer], Callable[[str], float]]] = {
         "metric": (ahead, lambda label: sign * float(paper[label][task]["metric"])),
         "length of a round": (shorter, lambda label: float(paper[label][task]["speedup"])),
     }
