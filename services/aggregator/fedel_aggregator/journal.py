@@ -1,9 +1,9 @@
 """The updates of one round on disk: what was acknowledged can be folded again, what broke off can be resumed.
 
-A file is three numbers (length and checksum of the header, bytes of the payload that are there), the header and
-the payload. ``<client>.part`` grows while a client sends; renamed to ``<client>.update`` it counts; one that
-cannot be read is renamed to ``<client>.bad``. After the bytes that are there may follow others, of an earlier
-round: files are recycled.
+A file is three numbers (length and checksum of the header, bytes of the payload that are there), the header and,
+from the next page on, the payload. ``<client>.part`` grows while a client sends; renamed to ``<client>.update``
+it counts; one that cannot be read is renamed to ``<client>.bad``. After the bytes that are there may follow
+others, of an earlier round: files are recycled.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ PLAN_FILE = "plan.pb"
 UNMASK_FILE = "unmask.pb"
 _NUMBER_BYTES = 8
 _MESSAGE_START = 2 * _NUMBER_BYTES
+_PAGED = 1 << 31
+"""Set in a header's length: the payload begins with a page. In files of earlier versions it follows the header at
+once, so that every write begins and ends inside a page, and no value lies where the processor likes it."""
+_PAGE_BYTES = 4096
 
 
 @dataclass
@@ -125,7 +129,7 @@ class Journal:
         if not path.exists():
             self._recycled.take(path)
         message = header.SerializeToString(deterministic=True)
-        part = Part(upload, header, path, open_private(path), _MESSAGE_START + len(message), 0)
+        part = Part(upload, header, path, open_private(path), _paged_start(message), 0)
         try:
             with naming(path):
                 part.received = _resume(part, message)
@@ -239,26 +243,28 @@ def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) 
 def _resume(part: Part, message: bytes) -> int:
     """Bytes of the payload that a file has; one of another update is made ready for this one."""
     handle, size = part.handle, os.fstat(part.handle).st_size
-    if _read_message(handle) == message:
+    found, start = _read_message(handle)
+    if found == message:
+        part.start = start
         received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
-        return min(received, size - part.start, part.num_bytes)
+        return max(0, min(received, size - part.start, part.num_bytes))
     os.fchmod(handle, FILE_MODE)
     os.ftruncate(handle, min(size, part.start + part.num_bytes))
-    write_all(handle, 0, _number(len(message) | checksum.crc32(message) << 32), _number(0), message)
+    write_all(handle, 0, _number(len(message) | _PAGED | checksum.crc32(message) << 32), _number(0), message)
     return 0
 
 
 def open_update(path: Path) -> tuple[UpdateHeader, int]:
     """The header of an update that counts, and where its payload begins."""
     with path.open("rb") as file, naming(path):
-        message = _read_message(file.fileno())
+        message, start = _read_message(file.fileno())
     try:
         header = UpdateHeader.FromString(message or b"")
     except DecodeError:
         message = None
     if message is None or not header.report.client:
         raise damaged_update(path, "its header cannot be read")
-    return header, _MESSAGE_START + len(message)
+    return header, start
 
 
 def _round_of(path: Path) -> int:
@@ -273,12 +279,18 @@ def _number(value: int) -> bytes:
     return value.to_bytes(_NUMBER_BYTES, "little")
 
 
-def _read_message(handle: int) -> bytes | None:
-    """The header of a file as bytes; ``None`` if it is cut off or not what was written."""
+def _paged_start(message: bytes) -> int:
+    return -(-(_MESSAGE_START + len(message)) // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _read_message(handle: int) -> tuple[bytes | None, int]:
+    """The header of a file as bytes, ``None`` if it is cut off or not what was written; and where the payload
+    begins."""
     number = int.from_bytes(os.pread(handle, _NUMBER_BYTES, 0), "little")
-    length, crc32 = number & 0xFFFFFFFF, number >> 32
+    length, crc32 = number & (_PAGED - 1), number >> 32
     if length > os.fstat(handle).st_size - _MESSAGE_START:
-        return None
+        return None, 0
     message = os.pread(handle, length, _MESSAGE_START)
+    start = _paged_start(message) if number & _PAGED else _MESSAGE_START + length
     # Files of earlier versions have no checksum.
-    return message if crc32 in (0, checksum.crc32(message)) else None
+    return message if crc32 in (0, checksum.crc32(message)) else None, start
