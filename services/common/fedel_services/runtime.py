@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -167,6 +168,9 @@ def run_service(settings: Logged, service: AbstractAsyncContextManager[object]) 
 
     async def run() -> None:
         async with service:
+            # Modules and settings never become garbage: the collector need not look at them again and again.
+            gc.collect()
+            gc.freeze()
             await wait_for_stop_signal()
 
     set_up_logging(settings.log_level, settings.log_json)
