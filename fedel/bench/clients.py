@@ -12,12 +12,15 @@ import asyncio
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from fedel_edge.agent import Agent
 from fedel_edge.config import AgentConfig
+from fedel_edge.joined_runs import JoinedRun, Shard
 from fedel_edge.tasks import TaskRun, TaskRunner
 from fedel_edge.transfer import retry_until_answered
 from fedel_services.runtime import wait_for_stop_signal
@@ -32,9 +35,11 @@ from fedel.types import SentUpdate
 from fedel.v1 import coordinator_pb2, task_pb2
 from fedel.wire import channel
 from fedel.wire.codec import memory_from_pb, report_to_pb, task_from_pb
+from fedel.wire.fan_out import fan_out
 from fedel.wire.payload import Payload, pack
-from fedel.wire.streams import Pushed, fetch_model, push_update
+from fedel.wire.streams import Fetched, Pushed, fetch_model, push_update
 
+T = TypeVar("T")
 _ONE_FIT = threading.Lock()
 """The clients of a process fit one after the other: each needs a few times the memory of the model."""
 
@@ -54,32 +59,50 @@ class LightRunner(TaskRunner):
         needed = needed_by(run.strategy, mine, memory, run.trainer)
         names = [t.name for t in spec.tensors if needed is None or t.name in needed]
         wanted = {n: self.held.get(n, -1) for n in names if self.held.get(n) != task.model_version}
-        begin = time.monotonic()
-        stub, num_bytes = run.shards[0].stub, 0
+        begin, num_bytes = time.monotonic(), 0
         if wanted:
-            get = partial(fetch_model, stub, run.name, task.model_version, spec=spec, held=wanted)
-            num_bytes = (await retry_until_answered(run, "download", get)).num_bytes
+            parts = await fan_out(_fetch(run, shard, task.model_version, wanted) for shard in run.shards)
+            num_bytes = sum(part.num_bytes for part in parts)
             self.held.update(dict.fromkeys(names, task.model_version))
         phases.download = time.monotonic() - begin
 
-        def fit() -> tuple[SentUpdate, Payload]:
+        def fit() -> tuple[SentUpdate, list[Payload]]:
             with _ONE_FIT:
                 model = trained_values(spec.name.removeprefix("vgg16-"))
                 update = run_task(run.strategy, mine, memory, model, run.trainer, run.folder.memories)
-                return update, pack(update.patches)
+                return update, [pack(_on(shard, update.patches)) for shard in run.shards]
 
-        update, payload = await self.worker.run(fit)
+        update, payloads = await self.worker.run(fit)
         begin = time.monotonic()
-        put = partial(push_update, stub, run.name, update.report, payload, Pushed())
-        pushed = await retry_until_answered(run, "upload", put)
+        pushed = await fan_out(
+            _push(run, shard, update, payload) for shard, payload in zip(run.shards, payloads, strict=True)
+        )
         phases.upload = time.monotonic() - begin
         return coordinator_pb2.TaskDone(
             run=run.name,
             report=report_to_pb(update.report),
             phases=phases,
-            bytes_up=pushed.num_bytes,
+            bytes_up=sum(part.num_bytes for part in pushed),
             bytes_down=num_bytes,
         )
+
+
+def _on(shard: Shard, tensors: Mapping[str, T]) -> dict[str, T]:
+    """Those that are on this shard; the only one names none, and has all."""
+    return {name: it for name, it in tensors.items() if not shard.tensors or name in shard.tensors}
+
+
+async def _fetch(run: JoinedRun, shard: Shard, version: int, wanted: Mapping[str, int]) -> Fetched:
+    held = _on(shard, wanted)
+    if not held:
+        return Fetched(version, {}, 0)
+    get = partial(fetch_model, shard.stub, run.name, version, spec=run.trainer.spec, held=held)
+    return await retry_until_answered(run, "download", get)
+
+
+async def _push(run: JoinedRun, shard: Shard, update: SentUpdate, payload: Payload) -> Pushed:
+    put = partial(push_update, shard.stub, run.name, update.report, payload, Pushed())
+    return await retry_until_answered(run, "upload", put)
 
 
 class LightAgent(Agent):

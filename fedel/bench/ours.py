@@ -38,13 +38,15 @@ NUM_LOADERS = 2
 """Processes that act as clients."""
 
 
-def measure(load: Load, folder: Path, *, method: str = "fedavg", mtls: bool = False) -> Outcome:
+def measure(
+    load: Load, folder: Path, *, method: str = "fedavg", mtls: bool = False, aggregators: int = 1
+) -> Outcome:
     """Run the rounds of a load; ``method`` decides what clients send and get."""
     with ExitStack() as stack:
         certs = folder / "certs"
         if mtls:
             issue(certs, load.num_clients)
-        servers = Servers(folder, stack, certs if mtls else None)
+        servers = Servers(folder, stack, certs if mtls else None, aggregators)
         operator = Tls(dir=str(certs / "operator")) if mtls else Tls()
         return asyncio.run(_rounds(load, servers, operator, method))
 
@@ -62,26 +64,29 @@ def issue(certs: Path, num_clients: int) -> None:
 class Servers:
     """The processes of a federation; they end with ``stack``."""
 
-    def __init__(self, folder: Path, stack: ExitStack, certs: Path | None) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, certs: Path | None, aggregators: int = 1) -> None:
         self.folder, self._stack, self._certs = folder, stack, certs
-        bulk = self._serve("aggregator", {"data_dir": str(folder / "models")})
+        self._pids: tuple[int, ...] = ()
+        names = ["aggregator", *(f"aggregator-{number}" for number in range(2, aggregators + 1))]
+        places = [self._serve("aggregator", name, {"data_dir": str(folder / name)}) for name in names]
         self.address = self._serve(
             "coordinator",
+            "coordinator",
             {
-                "aggregators": [bulk],
+                "aggregators": places,
                 "database_url": f"sqlite:///{folder / 'coordinator.db'}",
                 "runs_dir": str(folder / "runs"),
             },
         )
 
-    def _serve(self, name: str, settings: Mapping[str, Any]) -> str:
+    def _serve(self, kind: str, name: str, settings: Mapping[str, Any]) -> str:
         port_file = self.folder / f"{name}.address"
         shared: dict[str, Any] = {
             "listen": "127.0.0.1:0",
             "port_file": str(port_file),
             "log_level": "WARNING",
         }
-        self._pids = (*getattr(self, "_pids", ()), self.start(f"fedel_{name}", name, {**shared, **settings}))
+        self._pids = (*self._pids, self.start(f"fedel_{kind}", name, {**shared, **settings}))
         deadline = time.monotonic() + START_SECONDS
         while not port_file.exists():
             if time.monotonic() > deadline:
@@ -91,7 +96,7 @@ class Servers:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of coordinator and aggregator."""
+        """Of the aggregators, and last of the coordinator."""
         return self._pids
 
     def start(self, module: str, name: str, settings: Mapping[str, Any]) -> int:

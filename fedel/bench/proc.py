@@ -79,6 +79,8 @@ class Mark:
     seconds: float
     cpu_seconds: float
     loopback_bytes: int
+    each: tuple[float, ...] = ()
+    """CPU seconds of each of the processes that were named, without what they started."""
 
 
 @dataclass
@@ -109,7 +111,8 @@ class Watch:
     def mark(self) -> None:
         """A round is over."""
         used = cpu_seconds(family(self.servers, self.without))
-        self.marks.append(Mark(time.monotonic(), used, loopback_bytes()))
+        each = tuple(cpu_seconds([server]) for server in self.servers)
+        self.marks.append(Mark(time.monotonic(), used, loopback_bytes(), each))
 
     def look(self) -> None:
         with self._lock:

@@ -11,12 +11,13 @@ from fedel.bench.peers.venvs import FLOWER, NVFLARE
 from fedel.bench.section import Goal, Row, Rows
 from fedel.bench.workloads import workload
 
-OURS, MTLS, SELECTED, FLOOR = "fedel", "fedel-mtls", "fedel-selected", "floor"
+OURS, MTLS, SELECTED, TWO, FLOOR = "fedel", "fedel-mtls", "fedel-selected", "fedel-two", "floor"
 PEERS = ("flower-grpc", "flower-superlink", "nvflare")
 WORDS = {
     OURS: "FedEL",
     MTLS: "FedEL, mTLS",
     SELECTED: "FedEL, own selection",
+    TWO: "FedEL, two aggregators",
     FLOOR: "floor: bare gRPC server",
     "flower-grpc": f"Flower {FLOWER.version}, gRPC server",
     "flower-superlink": f"Flower {FLOWER.version}, SuperLink",
@@ -32,6 +33,8 @@ are its clients. CPU seconds are user and system time of all of these processes,
 the end of the next, after a first round that is not counted. Peaks of memory are added up over processes. The
 floor is a gRPC server that adds the same bytes up and does nothing else. The loopback is that of the whole
 machine."""
+TWICE = "Bytes per CPU second of the busiest process: two aggregators / one"
+"""Seconds would not tell: on two cores, two aggregators compete with their clients."""
 HEADS = (
     "system",
     "server CPU s per round",
@@ -107,6 +110,9 @@ def goals(rows: Rows) -> list[Goal]:
     for size in ("M", "S"):
         ratio = _ratio(cells, (size, 200, OURS), (size, 10, OURS), "server_peak_bytes")
         found.append(_at_most(f"Server memory, {size}: 200 clients / 10 clients", ratio, 1.1))
+    two = _ratio(cells, ("M", 10, OURS), ("M", 10, TWO), "busiest_cpu_seconds")
+    if two is not None:
+        found.append(Goal(f"{TWICE}, M, 10 clients", "at least 1.7", f"{two:.2f}", two >= 1.7))
     large = cells.get(("L", 10, OURS))
     if large and "error" not in large:
         models = large["server_peak_bytes"] / workload("L").num_bytes

@@ -35,7 +35,7 @@ def silent(_line):
     pass
 
 
-@pytest.mark.parametrize("name", ["fedel", "fedel-mtls", "fedel-selected", "floor"])
+@pytest.mark.parametrize("name", ["fedel", "fedel-mtls", "fedel-selected", "fedel-two", "floor"])
 def test_measures_our_own_servers(tmp_path, name):
     row = systems.one(name, LOAD, tmp_path)
     assert "error" not in row, row
@@ -83,8 +83,9 @@ def test_tables_goals_and_ratios():
         return {"system": system, "size": size, "clients": clients, "turn": turn, **GOOD, **changed}
 
     rows = [
-        row("fedel", cpu_seconds=2.0),
-        row("fedel", cpu_seconds=2.4, turn=1),
+        row("fedel", cpu_seconds=2.0, busiest_cpu_seconds=1.8),
+        row("fedel", cpu_seconds=2.4, busiest_cpu_seconds=1.8, turn=1),
+        row("fedel-two", cpu_seconds=2.6, busiest_cpu_seconds=1.0),
         row("floor", cpu_seconds=1.1),
         row("flower-grpc", cpu_seconds=22.0, server_peak_bytes=6e8),
         {"system": "nvflare", "size": "M", "clients": 10, "turn": 0, "error": "it broke"},
@@ -100,6 +101,7 @@ def test_tables_goals_and_ratios():
     assert ("2.00", False) == _said(goals["Server CPU seconds, M, 10 clients: FedEL / floor"])
     assert ("2.00", False) == _said(goals["Server memory, M: 200 clients / 10 clients"])
     assert ("0.05", True) == _said(goals["Seconds of the commit / of the round, M, 200 clients"])
+    assert ("1.80", True) == _said(goals[f"{shown.TWICE}, M, 10 clients"])
     assert 1.0 == shown.ratios(rows)["FedEL, M, 10 clients: CPU / floor"]
     assert {"M"} == shown.pictures(rows).keys()
 

@@ -18,7 +18,7 @@ from fedel.bench.load import Load, Outcome
 from fedel.bench.peers import run as peers
 from fedel.bench.peers.venvs import FLOWER, NVFLARE, Package
 from fedel.bench.section import Options, Row, Say, Section
-from fedel.bench.shown import FLOOR, MTLS, OURS, SELECTED
+from fedel.bench.shown import FLOOR, MTLS, OURS, SELECTED, TWO
 from fedel.bench.workloads import Workload, workload
 from fedel.errors import ConfigError, FedelError
 
@@ -26,6 +26,7 @@ SYSTEMS: Mapping[str, Callable[[Load, Path], Outcome]] = {
     OURS: ours.measure,
     MTLS: partial(ours.measure, mtls=True),
     SELECTED: partial(ours.measure, method="fedel"),
+    TWO: partial(ours.measure, aggregators=2),
     FLOOR: bare.measure,
     "flower-grpc": peers.run_flower_grpc,
     "flower-superlink": peers.run_flower_superlink,
@@ -113,6 +114,10 @@ def figures(outcome: Outcome) -> Row:
         "rounds": len(pairs),
         "cpu_seconds": statistics.fmean(cpu),
         "least_cpu_seconds": min(cpu),
+        "busiest_cpu_seconds": statistics.fmean(
+            max((end - start for start, end in zip(before.each, after.each, strict=True)), default=0.0)
+            for before, after in pairs
+        ),
         "seconds": statistics.fmean(after.seconds - before.seconds for before, after in pairs),
         "loopback_bytes": statistics.fmean(
             after.loopback_bytes - before.loopback_bytes for before, after in pairs
