@@ -1,9 +1,9 @@
 """The updates of one round on disk: what was acknowledged can be folded again, what broke off can be resumed.
 
-A file is three numbers (length and checksum of the header, bytes of the payload that are there), the header and,
-from the next page on, the payload. ``<client>.part`` grows while a client sends; renamed to ``<client>.update``
-it counts; one that cannot be read is renamed to ``<client>.bad``. After the bytes that are there may follow
-others, of an earlier round: files are recycled.
+A file is three numbers (length and checksum of the header, bytes of the payload that are there), the header
+and, from the next page on, the payload. ``<client>.part`` grows while a client sends; renamed to
+``<client>.update`` it counts; one that cannot be read is renamed to ``<client>.bad``. After the bytes that are
+there may follow others, of an earlier round: files are recycled.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ UNMASK_FILE = "unmask.pb"
 _NUMBER_BYTES = 8
 _MESSAGE_START = 2 * _NUMBER_BYTES
 _PAGED = 1 << 31
-"""Set in a header's length: the payload begins with a page. In files of earlier versions it follows the header at
-once, so that every write begins and ends inside a page, and no value lies where the processor likes it."""
+"""Set in a header's length: the payload begins with a page. In files of earlier versions it follows the header
+at once, so that every write begins and ends inside a page, and values lie at odd places."""
 _PAGE_BYTES = 4096
 
 
