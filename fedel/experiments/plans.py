@@ -173,8 +173,9 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
         if name not in scale.tasks or (tasks and name not in tasks):
             continue
         task = scale.tasks[name]
-        for seed in range(1, (seeds or setting.seeds or task.seeds) + 1):
-            for variant in (*planned.variants, *(_around_the_preset(scale) if planned.leaves_out else ())):
+        more, usual = setting.more.get(name, {}), setting.seeds or task.seeds
+        for variant in (*planned.variants, *(_around_the_preset(scale) if planned.leaves_out else ())):
+            for seed in range(1, (seeds or more.get(variant.label, usual)) + 1):
                 job = _job(overlaid(task.job, setting.job), variant, scale)
                 job = _longer(job, setting.longer if variant.has_short_rounds else 1)
                 table = effective(job, seed, f"{scale.name}: {name}")

@@ -45,6 +45,9 @@ class Setting:
     """The tasks to use; empty means the default of the experiment."""
     seeds: int = 0
     """Number of seeds; 0 means that of the task."""
+    more: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Seeds of single variants of a task, by their labels, where a claim needs more of them and the other
+    variants do not."""
     job: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the job of the task."""
     longer: int = 1
@@ -81,7 +84,7 @@ class Scale:
 
     def __post_init__(self) -> None:
         for name, setting in self.experiments.items():
-            for task in setting.tasks:
+            for task in (*setting.tasks, *setting.more):
                 if task not in self.tasks:
                     raise ValueError(
                         f"experiments.{name}: unknown task '{task}'; {config.nearest(task, self.tasks)}"

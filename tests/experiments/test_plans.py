@@ -81,6 +81,16 @@ def test_seeds_and_tasks_can_be_asked_for():
         plan("table", fake_runs.scale())
 
 
+def test_single_variants_can_have_more_seeds():
+    setting = scale.Setting(seeds=1, more={"cifar10": {"fedel-c": 3}})
+    runs = plan("window", fake_runs.scale(experiments={"window": setting}))
+    assert [("fedavg", 1), ("fedel", 1), ("fedel-c", 1), ("fedel-c", 2), ("fedel-c", 3)] == [
+        (run.label, run.seed) for run in runs
+    ]
+    with pytest.raises(ValueError, match="unknown task 'cifar'"):
+        fake_runs.scale(experiments={"window": scale.Setting(more={"cifar": {"fedel": 3}})})
+
+
 def test_an_unknown_scale_or_a_wrong_key_is_named(tmp_path):
     with pytest.raises(ConfigError, match="ci, paper, small"):
         scale.load("smal")
