@@ -12,7 +12,7 @@ import logging
 import mmap
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ from fedel import checksum
 from fedel.errors import UpdateRefused
 from fedel.files import safe_name, sync_directory
 from fedel.roles.aggregator import Upload
-from fedel.types import PLAIN, ModelSpec, SentUpdate, UploadSettings
+from fedel.types import PLAIN, Change, ModelSpec, Patch, SentUpdate, UploadSettings
 from fedel.v1.aggregator_pb2 import OpenRoundRequest, Unmask, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
@@ -42,6 +42,8 @@ _PAGED = 1 << 31
 """Set in a header's length: the payload begins with a page. In files of earlier versions it follows the header
 at once, so that every write begins and ends inside a page, and values lie at odd places."""
 _PAGE_BYTES = 4096
+_MAX_PRESENT = 4 << 20
+"""Bytes of an update that is being folded which stay in memory, besides the tensor at hand."""
 
 
 @dataclass
@@ -231,13 +233,51 @@ class Journal:
 
 def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) -> SentUpdate:
     """The update in a file, every checksum verified; its values are views of the file, not copies."""
-    patches, offset = {}, start
-    view = memoryview(mmap.mmap(handle, 0, prot=mmap.PROT_READ))
+    patches, pages, offset = {}, _Pages(handle), start
     for entry in header.tensors:
-        data = view[offset : offset + entry.num_bytes]
+        data = pages.use(offset, entry.num_bytes)
         patches[entry.name] = payload.unpack(entry, data, spec.by_name[entry.name].shape)
         offset += entry.num_bytes
-    return SentUpdate(patches, report_from_pb(header.report))
+    sizes = {entry.name: entry.num_bytes for entry in header.tensors}
+    return SentUpdate(_StoredPatches(patches, sizes, pages), report_from_pb(header.report))
+
+
+class _Pages:
+    """A file in memory, of which a few pages are present: the system fetches them when they are read."""
+
+    def __init__(self, handle: int) -> None:
+        self._map = mmap.mmap(handle, 0, prot=mmap.PROT_READ)
+        self._view = memoryview(self._map)
+        self._num_bytes = 0
+        """Bytes that were used since pages were last given back."""
+
+    def use(self, offset: int, num_bytes: int) -> memoryview:
+        self.count(num_bytes)
+        return self._view[offset : offset + num_bytes]
+
+    def count(self, num_bytes: int) -> None:
+        """So many bytes will be read next. Those before may go; whoever reads them again gets them again."""
+        if self._num_bytes > _MAX_PRESENT:
+            self._map.madvise(mmap.MADV_DONTNEED)
+            self._num_bytes = 0
+        self._num_bytes += num_bytes
+
+
+class _StoredPatches(Mapping[str, Patch | Change]):
+    """The patches of a file. Who takes one after the other never has the whole update in memory."""
+
+    def __init__(self, patches: Mapping[str, Patch | Change], sizes: Mapping[str, int], pages: _Pages) -> None:
+        self._patches, self._sizes, self._pages = patches, sizes, pages
+
+    def __getitem__(self, name: str) -> Patch | Change:
+        self._pages.count(self._sizes[name])
+        return self._patches[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._patches)
+
+    def __len__(self) -> int:
+        return len(self._patches)
 
 
 def _resume(part: Part, message: bytes) -> int:
@@ -249,7 +289,7 @@ def _resume(part: Part, message: bytes) -> int:
         received = int.from_bytes(os.pread(handle, _NUMBER_BYTES, _NUMBER_BYTES), "little")
         return max(0, min(received, size - part.start, part.num_bytes))
     os.fchmod(handle, FILE_MODE)
-    os.ftruncate(handle, min(size, part.start + part.num_bytes))
+    os.ftruncate(handle, max(part.start, min(size, part.start + part.num_bytes)))
     write_all(handle, 0, _number(len(message) | _PAGED | checksum.crc32(message) << 32), _number(0), message)
     return 0
 

@@ -209,7 +209,7 @@ async def test_unknown_fields_are_not_kept(tmp_path):
         await call.done_writing()
         assert not (await call.read()).receipt.duplicate
     [path] = tmp_path.rglob("*.update")
-    assert path.stat().st_size < 2_000
+    assert path.stat().st_size <= 4096  # one page: its header, and nothing behind it
 
 
 @asynchronous

@@ -52,10 +52,21 @@ def test_a_file_of_an_earlier_version_goes_on(tmp_path, received):
     }
 
 
-def test_a_header_alone_has_no_payload_yet(tmp_path):
+def test_an_update_without_tensors_has_its_page_too(tmp_path):
     journal = Journal(tmp_path / "rounds/000000", RecycledFiles(tmp_path / "spare"))
-    begin(journal, make_update("a")).close()
-    part = begin(journal, make_update("a"))
-    part.close()
-    assert part.received == 0
-    assert part.path.stat().st_size < journal_module._PAGE_BYTES
+    part = put(journal, make_update("a", names=()))
+    journal.commit(part)
+    assert journal.path("a").stat().st_size == open_update(journal.path("a"))[1]
+    assert {} == dict(journal.read("a", SPEC).patches)
+
+
+def test_an_update_in_memory_leaves_no_pages_behind(tmp_path, monkeypatch):
+    """Whoever looks at its tensors one after the other has few of them in memory."""
+    monkeypatch.setattr(journal_module, "_MAX_PRESENT", PAGE)
+    journal, update = Journal(tmp_path / "rounds/000000", RecycledFiles(tmp_path / "spare")), make_update("a")
+    journal.commit(put(journal, update))
+    read = journal.read("a", SPEC)
+    for _ in range(2):
+        assert {n: p.values.tobytes() for n, p in read.patches.items()} == {
+            n: p.values.tobytes() for n, p in update.patches.items()
+        }
