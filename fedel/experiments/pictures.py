@@ -76,6 +76,17 @@ def over_time(panels: Mapping[str, tuple[Mapping[str, Sequence[Outcome]], str]],
             outcome = next(iter(lines.values()))[0] if lines else None
             if outcome is not None and outcome.lower_is_better:
                 axes.set_yscale("log")
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.yaxis.set_minor_formatter("{x:g}")
+            if fedavg:
+                # What lies far from the target is the first rounds, where nobody has learnt anything.
+                goal, bottom = statistics.fmean(o.target(target) for o in fedavg), axes.get_ylim()[0]
+                limits = (
+                    {"top": goal / STEEP}
+                    if fedavg[0].lower_is_better
+                    else {"bottom": max(bottom, goal * STEEP)}
+                )
+                axes.set_ylim(**limits)
             if number == 0 and outcome is not None:
                 axes.set_ylabel("test perplexity" if outcome.lower_is_better else "test accuracy (%)")
         handles = dict(zip(*reversed(grid[0][0].get_legend_handles_labels()), strict=True))
@@ -84,6 +95,8 @@ def over_time(panels: Mapping[str, tuple[Mapping[str, Sequence[Outcome]], str]],
     return draw(picture, width=9.6, height=4.4, ncols=len(panels), sharey=True, squeeze=False)
 
 
+STEEP = 0.6
+"""Share of the target below which a picture does not begin."""
 LOOKS: Mapping[str, Any] = {
     "FedEL, preset": {"color": COLOURS[0], "linewidth": 2.6, "zorder": 5},
     "FedEL as in the paper": {"color": COLOURS[0], "linewidth": 1.3, "linestyle": (0, (4, 1.5))},
@@ -105,9 +118,12 @@ def _mark(axes: Any, lines: Mapping[str, Sequence[Outcome]], scope: str, whole: 
     if first is fedavg or math.inf in (*ours, *theirs) or not ours:
         return
     here, there = statistics.fmean(ours), statistics.fmean(theirs)
-    axes.annotate("", (here, target), (there, target), arrowprops={"arrowstyle": "->", "linewidth": 1.4})
+    arrow = {"arrowstyle": "->", "linewidth": 1.6}
+    axes.annotate("", (here, target), (there, target), arrowprops=arrow, zorder=7)
     word = f"{there / here:.1f} x sooner" if there >= here else f"{here / there:.1f} x later"
-    axes.annotate(word, ((here + there) / 2, target), xytext=(0, 4), textcoords="offset points", ha="center")
+    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5}
+    below = {"xytext": (0, -8), "textcoords": "offset points", "ha": "center", "va": "top"}
+    axes.annotate(word, ((here + there) / 2, target), **below, weight="bold", bbox=behind, zorder=7)
 
 
 def band(
