@@ -16,7 +16,8 @@ from fedel.experiments.outcomes import Outcomes
 from fedel.experiments.pages import Report
 from fedel.experiments.plans import EXPERIMENTS, PlannedRun, distinct
 from fedel.experiments.scale import Scale
-from fedel.experiments.sections import Section
+from fedel.experiments.sections import Section, Verdict
+from fedel.experiments.stats import FAILS
 from fedel.files import write_atomic
 
 PAPER = Path(__file__).with_name("paper.toml")
@@ -53,9 +54,18 @@ def make(
                 ANALYSES[name](section, outcomes, paper.get(name, {}))
             except FedelError as error:
                 section.notes.append(f"This section is not complete: {error}")
+        section.verdicts = [_explained(verdict, scale.reasons) for verdict in section.verdicts]
         sections.append(section)
     runs = distinct(run for planned in wanted.values() for run in planned)
     return Report(scale, sections, runs, {run.name: runner.state(run, place) for run in runs}, failed)
+
+
+def _explained(verdict: Verdict, reasons: Mapping[str, str]) -> Verdict:
+    """With the reason why the claim does not hold, if one is known."""
+    why = next((why for words, why in reasons.items() if words in verdict.claim), "")
+    if verdict.answer != FAILS or not why:
+        return verdict
+    return dataclasses.replace(verdict, answer=dataclasses.replace(FAILS, reason=why))
 
 
 def _grouped(runs: Sequence[PlannedRun]) -> list[str]:

@@ -76,6 +76,8 @@ class Scale:
     tried: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Changes to the preset that were tried and not taken; the experiment ``ablation`` shows what each does."""
     experiments: Mapping[str, Setting] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a claim does not hold, by a part of its words; the page shows it where that is so."""
     power: Mapping[str, Power] = field(default_factory=dict)
     """Per device type."""
     power_source: str = ""

@@ -34,7 +34,7 @@ class Verdict:
 
     @property
     def numbers(self) -> str:
-        """Our figures, and why they do not decide."""
+        """Our figures, and why they do not decide, or decide against the claim."""
         return "; ".join(filter(None, (self.figures, self.answer.reason)))
 
 

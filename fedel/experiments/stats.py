@@ -57,7 +57,7 @@ class Answer:
 
     kind: str
     reason: str = field(default="", compare=False)
-    """Why the runs cannot tell."""
+    """Why the runs cannot tell, or why it is so."""
 
     def __str__(self) -> str:
         return self.kind

@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,23 @@ def test_a_baseline_that_is_sooner_refutes_the_claim(tmp_path):
     (verdict,) = [v for v in section.verdicts if "every baseline" in v.claim]
     assert "does not hold" == verdict.answer.kind
     assert "timelyfl" in verdict.numbers
+
+
+def test_the_page_says_why_a_claim_does_not_hold(tmp_path):
+    sooner = {"timelyfl": {"accuracies": [0.6] * 8, "seconds": 1.0}}
+    size = fake_runs.scale(reasons={"every baseline": "its clients do less", "sooner than FedAvg": "never shown"})
+    _, section = made("table1", tmp_path, {**TWO, **sooner}, size)
+    found = {v.claim: v.numbers for v in section.verdicts}
+    (told,) = [numbers for claim, numbers in found.items() if "every baseline" in claim]
+    assert told.endswith("; its clients do less")
+    assert not any("never shown" in numbers for numbers in found.values())
+
+
+def test_every_reason_of_a_scale_belongs_to_a_claim():
+    page = (Path(__file__).parents[2] / "docs/results.md").read_text(encoding="utf-8")
+    claims = [line for line in page.splitlines() if "| does not hold |" in line]
+    for words in scale.load("small").reasons:
+        assert any(words in claim for claim in claims), words
 
 
 def test_a_race_that_one_has_not_finished_is_not_won_by_it(tmp_path):
