@@ -67,3 +67,10 @@ def test_links_lead_to_files(page):
 def test_index_lists_every_page(folder):
     linked = set(LINK.findall((folder / "README.md").read_text(encoding="utf-8")))
     assert set() == {page.name for page in folder.glob("*.md")} - linked - {"README.md"}
+
+
+def test_the_readme_has_the_newest_table_of_results():
+    lines = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("| task | seeds |"))
+    table = "\n".join(lines[first : lines.index("", first)])
+    assert f"\n{table}\n" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -256,7 +256,7 @@ class _Pages:
         return self._view[offset : offset + num_bytes]
 
     def count(self, num_bytes: int) -> None:
-        """So many bytes will be read next. Those before may go; whoever reads them again gets them again."""
+        """So many bytes will be read next. Those before may go; they come back when they are read again."""
         if self._num_bytes > _MAX_PRESENT:
             self._map.madvise(mmap.MADV_DONTNEED)
             self._num_bytes = 0

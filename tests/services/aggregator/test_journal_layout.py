@@ -61,7 +61,7 @@ def test_an_update_without_tensors_has_its_page_too(tmp_path):
 
 
 def test_an_update_in_memory_leaves_no_pages_behind(tmp_path, monkeypatch):
-    """Whoever looks at its tensors one after the other has few of them in memory."""
+    """What takes one tensor after the other has few of them in memory."""
     monkeypatch.setattr(journal_module, "_MAX_PRESENT", PAGE)
     journal, update = Journal(tmp_path / "rounds/000000", RecycledFiles(tmp_path / "spare")), make_update("a")
     journal.commit(put(journal, update))
