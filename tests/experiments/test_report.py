@@ -96,7 +96,8 @@ def test_a_baseline_that_is_sooner_refutes_the_claim(tmp_path):
 
 def test_the_page_says_why_a_claim_does_not_hold(tmp_path):
     sooner = {"timelyfl": {"accuracies": [0.6] * 8, "seconds": 1.0}}
-    size = fake_runs.scale(reasons={"every baseline": "its clients do less", "sooner than FedAvg": "never shown"})
+    reasons = {"every baseline": "its clients do less", "sooner than FedAvg": "never shown"}
+    size = fake_runs.scale(reasons=reasons)
     _, section = made("table1", tmp_path, {**TWO, **sooner}, size)
     found = {v.claim: v.numbers for v in section.verdicts}
     (told,) = [numbers for claim, numbers in found.items() if "every baseline" in claim]
