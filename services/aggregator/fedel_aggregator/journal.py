@@ -9,10 +9,9 @@ there may follow others, of an earlier round: files are recycled.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,13 +23,14 @@ from fedel import checksum
 from fedel.errors import UpdateRefused
 from fedel.files import safe_name, sync_directory
 from fedel.roles.aggregator import Upload
-from fedel.types import PLAIN, Change, ModelSpec, Patch, SentUpdate, UploadSettings
+from fedel.types import PLAIN, ModelSpec, SentUpdate, UploadSettings
 from fedel.v1.aggregator_pb2 import OpenRoundRequest, Unmask, UpdateHeader
 from fedel.wire import payload
 from fedel.wire.codec import report_from_pb
 from fedel_aggregator.errors import MALFORMED, Damaged, damaged, damaged_update
 from fedel_aggregator.private_files import FILE_MODE, make_folder, naming, open_private, write_private
 from fedel_aggregator.recycled_files import RecycledFiles
+from fedel_aggregator.stored_patches import Pages, StoredPatches
 from fedel_aggregator.tensor_file import write_all
 
 log = logging.getLogger("fedel.aggregator")
@@ -42,8 +42,6 @@ _PAGED = 1 << 31
 """Set in a header's length: the payload begins with a page. In files of earlier versions it follows the header
 at once, so that every write begins and ends inside a page, and values lie at odd places."""
 _PAGE_BYTES = 4096
-_MAX_PRESENT = 4 << 20
-"""Bytes of an update that is being folded which stay in memory, besides the tensor at hand."""
 
 
 @dataclass
@@ -233,51 +231,13 @@ class Journal:
 
 def read_update(handle: int, header: UpdateHeader, start: int, spec: ModelSpec) -> SentUpdate:
     """The update in a file, every checksum verified; its values are views of the file, not copies."""
-    patches, pages, offset = {}, _Pages(handle), start
+    patches, pages, offset = {}, Pages(handle), start
     for entry in header.tensors:
         data = pages.use(offset, entry.num_bytes)
         patches[entry.name] = payload.unpack(entry, data, spec.by_name[entry.name].shape)
         offset += entry.num_bytes
     sizes = {entry.name: entry.num_bytes for entry in header.tensors}
-    return SentUpdate(_StoredPatches(patches, sizes, pages), report_from_pb(header.report))
-
-
-class _Pages:
-    """A file in memory, of which a few pages are present: the system fetches them when they are read."""
-
-    def __init__(self, handle: int) -> None:
-        self._map = mmap.mmap(handle, 0, prot=mmap.PROT_READ)
-        self._view = memoryview(self._map)
-        self._num_bytes = 0
-        """Bytes that were used since pages were last given back."""
-
-    def use(self, offset: int, num_bytes: int) -> memoryview:
-        self.count(num_bytes)
-        return self._view[offset : offset + num_bytes]
-
-    def count(self, num_bytes: int) -> None:
-        """So many bytes will be read next. Those before may go; they come back when they are read again."""
-        if self._num_bytes > _MAX_PRESENT:
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._num_bytes = 0
-        self._num_bytes += num_bytes
-
-
-class _StoredPatches(Mapping[str, Patch | Change]):
-    """The patches of a file. Who takes one after the other never has the whole update in memory."""
-
-    def __init__(self, patches: Mapping[str, Patch | Change], sizes: Mapping[str, int], pages: _Pages) -> None:
-        self._patches, self._sizes, self._pages = patches, sizes, pages
-
-    def __getitem__(self, name: str) -> Patch | Change:
-        self._pages.count(self._sizes[name])
-        return self._patches[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._patches)
-
-    def __len__(self) -> int:
-        return len(self._patches)
+    return SentUpdate(StoredPatches(patches, sizes, pages), report_from_pb(header.report))
 
 
 def _resume(part: Part, message: bytes) -> int:

@@ -1,7 +1,10 @@
 """Where things lie in the file of an update: pages now, and byte after byte in earlier versions."""
 
+import re
+from pathlib import Path
+
 import pytest
-from fedel_aggregator import journal as journal_module
+from fedel_aggregator import stored_patches
 from fedel_aggregator.journal import Journal, open_update
 from fedel_aggregator.recycled_files import RecycledFiles
 
@@ -60,9 +63,8 @@ def test_an_update_without_tensors_has_its_page_too(tmp_path):
     assert {} == dict(journal.read("a", SPEC).patches)
 
 
-def test_an_update_in_memory_leaves_no_pages_behind(tmp_path, monkeypatch):
-    """What takes one tensor after the other has few of them in memory."""
-    monkeypatch.setattr(journal_module, "_MAX_PRESENT", PAGE)
+def test_pages_that_left_memory_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_patches, "MAX_PRESENT", PAGE)
     journal, update = Journal(tmp_path / "rounds/000000", RecycledFiles(tmp_path / "spare")), make_update("a")
     journal.commit(put(journal, update))
     read = journal.read("a", SPEC)
@@ -70,3 +72,14 @@ def test_an_update_in_memory_leaves_no_pages_behind(tmp_path, monkeypatch):
         assert {n: p.values.tobytes() for n, p in read.patches.items()} == {
             n: p.values.tobytes() for n, p in update.patches.items()
         }
+
+
+def test_few_pages_of_a_file_stay_in_memory(tmp_path, monkeypatch):
+    file, part = tmp_path / "file", 1 << 20
+    file.write_bytes(bytes(8 * part))
+    monkeypatch.setattr(stored_patches, "MAX_PRESENT", part)
+    with file.open("rb") as opened:
+        pages = stored_patches.Pages(opened.fileno())
+    assert [0] * 8 == [max(pages.use(i * part, part)) for i in range(8)]
+    maps = Path("/proc/self/smaps").read_text().partition(f"{file}\n")[2]
+    assert 0 < int(re.search(r"^Rss: +(\d+) kB", maps, re.MULTILINE)[1]) <= 3 * part // 1024
