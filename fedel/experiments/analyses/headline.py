@@ -140,7 +140,7 @@ def _verdicts(outcomes: Outcomes, task: str, scope: str) -> list[Verdict]:
         claim = f"{title}: {name} reaches 95 % of FedAvg's plateau sooner than FedAvg ({clock})"
         found.append(Verdict(claim, race.sooner, race.numbers))
     for control in CONTROLS:
-        lead = outcomes.lead(task, best, control, scope, end_of=fedel)
+        lead = outcomes.lead(task, best, control, scope, end_of=best)
         claim = f"{title}: the preset is better than {control} at equal time ({clock})"
         found.append(Verdict(claim, at_least(lead, 0.0), f"by {shown(lead, 2)}"))
     lead = outcomes.lead(task, best, "fedavg", scope, end_of=best)
