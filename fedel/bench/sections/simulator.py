@@ -67,6 +67,8 @@ def flower(rounds: int, seconds: float) -> Row:
     try:
         python = _flower_python()
         short, long = (_flower_cpu(python, number, seconds) for number in (1, 1 + rounds))
+    except subprocess.TimeoutExpired:
+        return {"error": f"it took more than {seconds:g} s"}
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", "") or ""
         return {"error": f"{type(error).__name__}: {error} {said[-500:]}"}
