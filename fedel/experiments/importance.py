@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from fedel.core.importance import local
 from fedel.data.partition import split
+from fedel.errors import ConfigError
 from fedel.experiments.plans import PlannedRun
 from fedel.files import write_atomic
 from fedel.seeds import derive
@@ -60,6 +61,11 @@ def measured(run: PlannedRun, folder: Path) -> Probed:
     """Measured once, and stored next to the run."""
     kept = folder / "importance.json"
     if not kept.exists():
+        if not (folder / "model.safetensors").exists():
+            raise ConfigError(
+                f"{folder}: the model of this run is not here, only its records; remove the folder, and the"
+                " experiment does the run again"
+            )
         # In a separate process: after torch has computed gradients here, workers could not be forked any more.
         child = Child(lambda _: _probe(run, folder))
         try:

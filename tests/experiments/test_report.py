@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from fedel.errors import ConfigError
 from fedel.experiments import report, scale
 from fedel.experiments.analyses.resources import joules
+from fedel.experiments.importance import measured
 from fedel.experiments.outcomes import Outcomes
 from fedel.experiments.plans import BEST, plan
 from fedel.experiments.scale import Power
@@ -323,3 +325,11 @@ def test_the_ablation_says_what_each_part_brings(tmp_path):
     assert ["holds", "does not hold"] == [verdict.answer.kind for verdict in section.verdicts]
     assert "strategy.start = spread" in section.notes[0]
     assert "strategy.damping = 0.5" in section.notes[1]
+
+
+def test_importance_needs_the_model_and_says_so(tmp_path):
+    (run,) = plan("importance", fake_runs.scale(), seeds=1)
+    with pytest.raises(
+        ConfigError, match="the model of this run is not here, only its records; remove the folder"
+    ):
+        measured(run, tmp_path)
