@@ -95,6 +95,13 @@ class Prices:
     def whole_round(self) -> bool:
         return self.scope == "round"
 
+    @property
+    def of_the_front(self) -> Prices:
+        """The same where a window trains through the exit at its front alone."""
+        if not self.spec.inner_exits:
+            return self
+        return replace(self, spec=replace(self.spec, inner_exits=frozenset()))
+
     def step(self, selected: Collection[str], window: Window) -> StepCost:
         return window_cost(self.spec, self.profile, selected, window, self.frozen_share)
 
@@ -237,10 +244,15 @@ def least_seconds(prices: Prices) -> float:
 
 
 def choose_whole(prices: Prices, window: Window, fit_steps: bool = False) -> Choice | None:
-    """The whole window, if that fits T_th; importance then has nothing to decide."""
+    """The whole window, if that fits T_th; importance then has nothing to decide.
+
+    What exits inside the window cost is paid with steps: otherwise the fastest device, for which T_th is the
+    plain model's time, could no longer train the whole network.
+    """
     every = frozenset(t.name for t in prices.spec.weights_in(window.end, window.front))
-    once = prices.once_seconds(every, window) / prices.num_steps
-    if not fits(prices.step_seconds(every, window) + once, prices.budget_seconds):
+    plain = prices.of_the_front
+    once = plain.once_seconds(every, window) / prices.num_steps
+    if not fits(plain.step_seconds(every, window) + once, prices.budget_seconds):
         return None
     return fill(prices, window, every, fit_steps)
 
@@ -255,9 +267,13 @@ def choose_in_memory(
 
 
 def fill(prices: Prices, window: Window, selected: Collection[str], fit_steps: bool = False) -> Choice:
-    """These tensors, with as many steps as T_th pays for, or those of the plan."""
-    choice = Choice(frozenset(selected), prices.num_steps, True)
-    return _filled(prices, window, choice, prices.once_seconds((), window)) if fit_steps else choice
+    """These tensors, with as many steps as T_th pays for, or those of the plan; fewer, where exits inside the
+    window are paid from them."""
+    planned = Choice(frozenset(selected), prices.num_steps, True)
+    if not fit_steps and not prices.spec.inner_exits:
+        return planned
+    filled = _filled(prices, window, planned, prices.once_seconds((), window))
+    return filled if fit_steps or filled.batches < planned.batches else planned
 
 
 def _filled(prices: Prices, window: Window, choice: Choice, once: float) -> Choice:

@@ -6,6 +6,7 @@ exit at the window's front, and is only needed inside the window (A11).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -31,7 +32,7 @@ from fedel.strategies.base import (
     train_spec_for,
     update_of,
 )
-from fedel.strategies.teaching import TaughtTrainer
+from fedel.strategies.teaching import InnerExits, Teaching
 from fedel.types import (
     FREE,
     Fold,
@@ -77,6 +78,10 @@ class FedEL(Method):
     """Windows that fit the budget as a whole, instead of just above it: each begins behind the one before, and
     is trained whole without a probe. The paper's rule leaves out what has the longest way back, so slow
     devices hardly train the first blocks."""
+    answer: float = 0.0
+    """Share of the exits, from the deepest on, that answer together: the model's answer is the mean of their
+    logits. Those inside a window learn too, from what their blocks give and without changing these; steps pay
+    for it. 0: the last exit alone, as in the paper."""
     teach: float = 0.0
     """Train all exits inside the window, each also by the mean of the others' logits, with this weight; 0: the
     exit at its front alone, as in the paper."""
@@ -101,6 +106,8 @@ class FedEL(Method):
             raise ValueError(f"beta = {self.beta:g}: the share of local importance lies between 0 and 1")
         if self.hold_rounds < 1:
             raise ValueError(f"hold_rounds = {self.hold_rounds}: a window is held for at least 1 round")
+        if not 0 <= self.answer <= 1:
+            raise ValueError(f"answer = {self.answer:g}: a share of the exits lies between 0 and 1")
         if self.teach < 0:
             raise ValueError(f"teach = {self.teach:g}: a weight is at least 0, which switches it off")
         if self.prefix_cache_mb < 0:
@@ -119,18 +126,22 @@ class FedEL(Method):
     def fits_steps(self) -> bool:
         return steps_fit(self.steps, self.budget_scope)
 
+    def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
+        number = math.ceil(self.answer * spec.num_blocks)
+        return tuple(range(spec.num_blocks - number + 1, spec.num_blocks + 1)) if number > 1 else ()
+
     def plan(self, context: RoundContext) -> Plan:
         return Plan(tuple(task_for(context, client) for client in draw(context)))
 
     def tensors_needed(self, task: Task, memory: Memory, trainer: Trainer) -> Collection[str] | None:
         """Blocks up to the window's front, and the exits through which the window trains."""
-        trainer = self._taught(trainer)
+        trainer = self._with_inner_exits(trainer)
         window = self.slide(task, memory, trainer).window
         assert window is not None
         return trainer.spec.tensors_for(trainer.spec.exits_for(window.end, window.front))
 
     def fit(self, task: Task, model: Tensors, memory: Memory, trainer: Trainer) -> tuple[Update, Memory]:
-        trainer = self._taught(trainer)
+        trainer = self._with_inner_exits(trainer)
         memory = self.slide(task, memory, trainer)  # line 11
         prices, window = Prices.of(task, trainer, self.budget_scope), memory.window
         assert window is not None
@@ -150,7 +161,8 @@ class FedEL(Method):
             last_share=choice.last_share,
         )
         room = self._cache_bytes(task, trainer, choice.selected, window)
-        train_spec = replace(train_spec, prefix_cache_bytes=room)
+        detached = bool(self.answer) and not self.teach
+        train_spec = replace(train_spec, prefix_cache_bytes=room, detached=detached)
         trained = trainer.train(model, train_spec)  # line 13
         update = update_of(
             task,
@@ -167,8 +179,11 @@ class FedEL(Method):
         )
         return update, replace(memory, selected=update.report.selected)
 
-    def _taught(self, trainer: Trainer) -> Trainer:
-        return TaughtTrainer(trainer, self.teach) if self.teach else trainer
+    def _with_inner_exits(self, trainer: Trainer) -> Trainer:
+        if self.teach:
+            return InnerExits(trainer, range(1, trainer.spec.num_blocks + 1), Teaching(self.teach))
+        answering = self.exits_to_average(trainer.spec)
+        return InnerExits(trainer, answering) if answering else trainer
 
     def _choose(
         self, task: Task, model: Tensors, window: Window, trainer: Trainer, prices: Prices

@@ -1,13 +1,13 @@
-"""Exits inside a window that train too, and learn from each other: FedEL's option ``teach``.
+"""Exits inside a window that train too: FedEL's options ``answer`` and ``teach``.
 
-The paper trains a window through the exit at its front alone. Here every block of the window has its loss, and
-each exit also learns from the mean of the others' logits. Exits cost time, and pay for it like all else: a
-``TaughtTrainer`` says that a window trains through all its exits, so that every price has them in it.
+The paper trains a window through the exit at its front alone. Here exits inside the window have losses of
+their own; with ``teach`` each of them also learns from the mean of the others' logits. Exits cost time, and pay
+for it like all else: ``InnerExits`` says through which exits a window trains, so that prices have them in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -27,12 +27,12 @@ class Teaching(Hook):
         return loss + self.strength * lessons(logits) if len(logits) > 1 else loss
 
 
-class TaughtTrainer(HookedTrainer):
-    """A trainer of windows in which all exits train and teach each other."""
+class InnerExits(HookedTrainer):
+    """A trainer of windows in which these exits train wherever they are inside."""
 
-    def __init__(self, trainer: Trainer, strength: float) -> None:
-        super().__init__(trainer, Teaching(strength))
-        self._spec = replace(trainer.spec, all_exits=True)
+    def __init__(self, trainer: Trainer, exits: Collection[int], *hooks: Hook) -> None:
+        super().__init__(trainer, *hooks)
+        self._spec = replace(trainer.spec, inner_exits=frozenset(exits))
 
     @property
     def spec(self) -> ModelSpec:

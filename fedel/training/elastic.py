@@ -51,6 +51,8 @@ class Elastic:
     exits: tuple[int, ...]
     trained: Mapping[str, Tensor]
     """The leaves to optimise, in forward order; updating one in place updates the model."""
+    detached: bool = False
+    """Losses at exits but the last one do not reach the blocks."""
 
     def logits(self, x: Tensor) -> list[Tensor]:
         """Logits at every exit used."""
@@ -66,7 +68,8 @@ class Elastic:
         found, first = [], self.end
         for block in self.exits:
             h = self.model.run(h, first, block)
-            found.append(self.model.exit(block, h))
+            inner = self.detached and block != self.exits[-1]
+            found.append(self.model.exit(block, h.detach() if inner else h))
             first = block + 1
         return found
 
@@ -90,10 +93,12 @@ def elastic(
     track_statistics: bool = True,
     after_layer: Mapping[nn.Module, Callable[[Tensor], Tensor]] | None = None,
     split_bias: bool = True,
+    detached: bool = False,
 ) -> Iterator[Elastic]:
     """Set modes, gradients and torch's hooks; afterwards the model is in evaluation mode without them.
 
-    ``after_layer`` maps a layer to what its output goes through while training.
+    ``after_layer`` maps a layer to what its output goes through while training; ``detached`` is that of the
+    ``TrainSpec``.
     """
     exits = tuple(sorted(exits))
     _check(model, selected, exits, end)
@@ -117,7 +122,7 @@ def elastic(
             handles.append(layer.register_forward_hook(partial(_add_bias_gradient, alias)))
         else:
             trained[name] = parameters[name].requires_grad_()
-    net = Elastic(model, end, exits, trained)
+    net = Elastic(model, end, exits, trained, detached)
     tracking = {norm: norm.track_running_stats for norm in net.norms()}
     for norm in tracking:
         # Batch norm in training mode uses batch statistics either way; this keeps the running ones still.

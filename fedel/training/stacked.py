@@ -71,7 +71,7 @@ def kind(request: Request) -> Hashable:
     if not all(_can_stack(layer) for layer in _layers(trainer.model, spec)):
         return None
     used = tuple(id(request.model[name]) for name in trainer.spec.tensors_for(spec.exits))
-    return id(trainer.model), work, spec.exits, spec.end, request.batch_size, used
+    return id(trainer.model), work, spec.exits, spec.detached, spec.end, request.batch_size, used
 
 
 def train_together(requests: Sequence[Request]) -> list[Trained]:
@@ -105,7 +105,7 @@ class _Stack:
         self._model, self._requests = model, requests
         self._number = len(requests)
         spec = requests[0].train_spec
-        self._exits, self._end = tuple(sorted(spec.exits)), spec.end
+        self._exits, self._end, self._detached = tuple(sorted(spec.exits)), spec.end, spec.detached
         self._tensors: dict[str, Tensor] = {}
         """What changes: weights and statistics of all clients, one after the other."""
         self._blocks = {b: self._part(f"blocks.{name}") for b, name in self._named(self._end, self._exits[-1])}
@@ -156,7 +156,8 @@ class _Stack:
         for block in self._exits:
             for b in range(first, block + 1):
                 h = self._blocks[b](h)
-            logits = self._heads[block](h) if block in self._heads else h
+            out = h.detach() if self._detached and block != self._exits[-1] else h
+            logits = self._heads[block](out) if block in self._heads else out
             logits = logits.view(*y.shape, -1)
             found.append(
                 F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none", ignore_index=IGNORE)

@@ -154,6 +154,7 @@ class TorchTrainer:
                 track_statistics=not train_spec.static_norm,
                 after_layer=narrowed_layers(self.model, network, hooks),
                 split_bias=not any(hook.reweighted() for hook in hooks),
+                detached=train_spec.detached,
             ) as net,
         ):
             training = TorchTraining(work, net.trained, model, where, self.device)

@@ -69,8 +69,9 @@ class ModelSpec:
     """Blocks after which the network changes resolution; DepthFL cuts at these depths. The last is B."""
     exit_each: bool = False
     """Each block trains through its own exit (a frozen trunk), instead of one loss at the deep end."""
-    all_exits: bool = False
-    """A window trains through all its exits and not through the last one alone; a method's choice, not sent."""
+    inner_exits: frozenset[int] = frozenset()
+    """Exits that train wherever a window has them inside, besides the one at its front; a method's choice, not
+    sent."""
 
     @property
     def num_blocks(self) -> int:
@@ -102,7 +103,9 @@ class ModelSpec:
 
     def exits_for(self, end: int, front: int) -> tuple[int, ...]:
         """The exits through which blocks ``end`` to ``front`` train."""
-        return tuple(range(end, front + 1)) if self.exit_each or self.all_exits else (front,)
+        if self.exit_each:
+            return tuple(range(end, front + 1))
+        return (*(b for b in range(end, front) if b in self.inner_exits), front)
 
     def tensors_for(self, exits: Collection[int]) -> frozenset[str]:
         """The tensors that a training through these exits uses: of all blocks up to the last of them, and of

@@ -126,6 +126,8 @@ class TrainSpec:
     """Share of a batch in the last step: what is left of T_th after the whole ones."""
     pace: Pace | None = None
     """What ends the training; without one it makes ``num_steps``."""
+    detached: bool = False
+    """Exits but the last one learn from what their blocks give, and their losses do not reach the blocks."""
 
     def next_share(self, num_done: int) -> float:
         """Share of a batch in the step after ``num_done``; below 1 only in the last one, and 0 after it."""
