@@ -1,4 +1,4 @@
-"""Exits that teach each other inside a window: which train, what it costs, what they learn from."""
+"""Exits inside a window that answer together or teach each other: which train, and what it costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from fedel.core.timing import full_step, step_cost
 from fedel.strategies import FedEL
 from fedel.strategies.teaching import Teaching, lessons
-from fedel.types import Memory, Role
+from fedel.types import Memory, Role, Window
 from tests.strategies.fakes import Recorder, context_of, initial_model, profile, spec
 
 
@@ -44,6 +44,43 @@ def test_without_it_the_front_trains_alone() -> None:
     assert (len(train_spec.exits), train_spec.hooks) == (1, ())
     with pytest.raises(ValueError, match="teach = -1"):
         FedEL(teach=-1)
+
+
+def test_the_exits_that_answer_are_the_deeper_ones() -> None:
+    assert [FedEL(answer=share).exits_to_average(spec()) for share in (0, 0.1, 0.5, 1)] == [
+        (),
+        (),
+        (4, 5, 6),
+        (1, 2, 3, 4, 5, 6),
+    ]
+    with pytest.raises(ValueError, match=r"answer = 1\.5"):
+        FedEL(answer=1.5)
+
+
+def test_exits_that_answer_train_inside_the_window_without_changing_its_blocks() -> None:
+    client, update = fit(FedEL(answer=0.5, window_within=True), slowness=1)
+    (train_spec,) = client.asked
+    assert (4, 5, 6) == train_spec.exits
+    assert train_spec.detached
+    assert (spec().by_name.keys() - update.patches.keys()) == {  # type: ignore[attr-defined]
+        t.name for t in spec().tensors if t.role is Role.EXIT and t.block < 4
+    }
+    client, _ = fit(FedEL(answer=0.5, teach=0.5), slowness=1)
+    assert not client.asked[0].detached
+
+
+@pytest.mark.parametrize("scope", ["backward", "train"])
+def test_their_time_is_paid_with_steps_and_the_fastest_device_trains_the_whole_network(scope: str) -> None:
+    client = Recorder(1, 20, profile(1))
+    context = context_of({"a": client}, budget_seconds=full_step(profile()).total(scope))
+    strategy = FedEL(answer=0.5, window_within=True, budget_scope=scope)
+    task = strategy.plan(context).tasks[0]
+    update, _ = strategy.fit(task, initial_model(), Memory(), client)
+    steps = task.work.num_steps
+    assert update.report.window == Window(1, 6)
+    assert update.report.batches < steps
+    spent = update.report.batches * update.report.cost.total(scope)
+    assert 0.9 < spent / (steps * context.budget_seconds) <= 1 + 1e-6
 
 
 def test_an_exit_learns_from_the_mean_of_the_others() -> None:

@@ -52,3 +52,18 @@ def test_the_model_is_left_without_gradients_hooks_or_training_mode(normed: Bloc
 def test_a_job_that_makes_no_sense_is_refused(plain: BlockModel, exits: tuple[int, ...], end: int) -> None:
     with pytest.raises(ModelError, match=f"from block {end}"), elastic(plain, (), exits, end):
         pass
+
+
+def test_detached_exits_learn_and_leave_the_blocks_alone(plain: BlockModel) -> None:
+    blocks = {t.name for t in plain.spec.weights_in(1, 3)}
+    found: dict[tuple[tuple[int, ...], bool], dict[str, torch.Tensor]] = {}
+    for exits, detached in (((3,), False), ((2, 3), True), ((2, 3), False)):
+        with elastic(plain, blocks, exits, detached=detached) as net:
+            sum(z.square().sum() for z in net.logits(torch.ones(2, 1, 8, 8))).backward()  # type: ignore[union-attr]
+            found[exits, detached] = {n: p.grad.clone() for n, p in net.trained.items() if p.grad is not None}
+    alone, detached, together = found.values()
+    assert all(torch.equal(alone[name], detached[name]) for name in blocks)
+    assert not torch.equal(alone["blocks.one.conv.weight"], together["blocks.one.conv.weight"])
+    inner = {name for name in detached if name.startswith("exits.two.")}
+    assert inner
+    assert all(detached[name].any() for name in inner)

@@ -38,12 +38,19 @@ def requests(trainers, exits, end, **how):
 
 
 @pytest.mark.parametrize(
-    ("exits", "end", "optimiser"),
-    [((7,), 1, "sgd"), ((4,), 2, "sgd"), ((3, 6), 3, "sgd"), ((2, 7), 1, "adamw")],
+    ("exits", "end", "optimiser", "detached"),
+    [
+        ((7,), 1, "sgd", False),
+        ((4,), 2, "sgd", False),
+        ((3, 6), 3, "sgd", False),
+        ((3, 6), 3, "sgd", True),
+        ((2, 7), 1, "adamw", False),
+    ],
 )
-def test_side_by_side_is_as_alone(trainers, exits, end, optimiser):
+def test_side_by_side_is_as_alone(trainers, exits, end, optimiser, detached):
     work = replace(WORK, optimiser=optimiser, lr=0.02 if optimiser == "sgd" else 1e-4)
-    asked = [replace(r, train_spec=replace(r.train_spec, work=work)) for r in requests(trainers, exits, end)]
+    asked = requests(trainers, exits, end, detached=detached)
+    asked = [replace(r, train_spec=replace(r.train_spec, work=work)) for r in asked]
     assert {kind(asked[0])} == {kind(request) for request in asked} != {None}
     for request, together in zip(asked, train_together(asked), strict=True):
         alone = request.trainer.train(request.model, request.train_spec)
