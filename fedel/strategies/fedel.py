@@ -6,7 +6,6 @@ exit at the window's front, and is only needed inside the window (A11).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -32,7 +31,7 @@ from fedel.strategies.base import (
     train_spec_for,
     update_of,
 )
-from fedel.strategies.teaching import InnerExits, Teaching
+from fedel.strategies.inner_exits import InnerExits, Teaching, answering, check_answer
 from fedel.types import (
     FREE,
     Fold,
@@ -106,8 +105,7 @@ class FedEL(Method):
             raise ValueError(f"beta = {self.beta:g}: the share of local importance lies between 0 and 1")
         if self.hold_rounds < 1:
             raise ValueError(f"hold_rounds = {self.hold_rounds}: a window is held for at least 1 round")
-        if not 0 <= self.answer <= 1:
-            raise ValueError(f"answer = {self.answer:g}: a share of the exits lies between 0 and 1")
+        check_answer(self.answer)
         if self.teach < 0:
             raise ValueError(f"teach = {self.teach:g}: a weight is at least 0, which switches it off")
         if self.prefix_cache_mb < 0:
@@ -127,8 +125,7 @@ class FedEL(Method):
         return steps_fit(self.steps, self.budget_scope)
 
     def exits_to_average(self, spec: ModelSpec) -> tuple[int, ...]:
-        number = math.ceil(self.answer * spec.num_blocks)
-        return tuple(range(spec.num_blocks - number + 1, spec.num_blocks + 1)) if number > 1 else ()
+        return answering(spec, self.answer)
 
     def plan(self, context: RoundContext) -> Plan:
         return Plan(tuple(task_for(context, client) for client in draw(context)))
@@ -182,8 +179,8 @@ class FedEL(Method):
     def _with_inner_exits(self, trainer: Trainer) -> Trainer:
         if self.teach:
             return InnerExits(trainer, range(1, trainer.spec.num_blocks + 1), Teaching(self.teach))
-        answering = self.exits_to_average(trainer.spec)
-        return InnerExits(trainer, answering) if answering else trainer
+        exits = self.exits_to_average(trainer.spec)
+        return InnerExits(trainer, exits) if exits else trainer
 
     def _choose(
         self, task: Task, model: Tensors, window: Window, trainer: Trainer, prices: Prices

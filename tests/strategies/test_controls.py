@@ -27,6 +27,19 @@ def test_slow_devices_make_their_share_of_the_steps(scope: str) -> None:
     assert [c.asked[0].num_steps for c in clients.values()] == [40, 20, 13, 10]
 
 
+def test_its_exits_can_answer_as_those_of_fedel_do() -> None:
+    client = Recorder(1, 20, profile(2))
+    seconds = full_steps([profile()], "train")[0]
+    strategy = FedAvgCut(budget_scope="train", answer=0.5)
+    (task,) = strategy.plan(context_of({"a": client}, budget_seconds=seconds, work=WORK)).tasks
+    update, _ = strategy.fit(task, initial_model(), Memory(), client)
+    (train_spec,) = client.asked
+    assert (4, 5, 6) == train_spec.exits == strategy.exits_to_average(spec())
+    assert train_spec.detached
+    assert update.report.batches < 20
+    assert update.report.batches * update.report.cost.total("train") <= 40 * seconds * (1 + 1e-9)
+
+
 def test_cut_steps_are_never_more_than_planned_and_never_none() -> None:
     quick, hopeless = Recorder(1, 20, profile(0.1)), Recorder(2, 20, profile(1000))
     clients = {"a": quick, "b": hopeless}

@@ -15,7 +15,7 @@ from fedel.strategies.depthfl import Distillation, FedDyn
 from fedel.strategies.fedprox import Pull
 from fedel.strategies.fiarse import LargeWeights
 from fedel.strategies.heterofl import OwnClasses, Scaler
-from fedel.strategies.teaching import Teaching
+from fedel.strategies.inner_exits import Teaching
 from fedel.types import Fold, Memory, ModelSpec, Role, Strategy, TrainSpec, Window
 from tests.simulation.history import run_rounds
 

@@ -21,7 +21,7 @@ from fedel.strategies.fedel import FedEL
 from fedel.strategies.fedprox import Pull
 from fedel.strategies.fiarse import LargeWeights
 from fedel.strategies.heterofl import OwnClasses, Scaler
-from fedel.strategies.teaching import lessons
+from fedel.strategies.inner_exits import lessons
 from fedel.training.flops import flops_profile
 from fedel.training.hooks import TorchTraining, loss_of, reweighted
 from fedel.training.objective import cross_entropy

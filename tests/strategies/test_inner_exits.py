@@ -8,7 +8,7 @@ import torch
 
 from fedel.core.timing import full_step, step_cost
 from fedel.strategies import FedEL
-from fedel.strategies.teaching import Teaching, lessons
+from fedel.strategies.inner_exits import Teaching, lessons
 from fedel.types import Memory, Role, Window
 from tests.strategies.fakes import Recorder, context_of, initial_model, profile, spec
 

@@ -1,4 +1,4 @@
-"""Exits inside a window that train too: FedEL's options ``answer`` and ``teach``.
+"""Exits inside a window that train too, and answer together: the options ``answer`` and ``teach``.
 
 The paper trains a window through the exit at its front alone. Here exits inside the window have losses of
 their own; with ``teach`` each of them also learns from the mean of the others' logits. Exits cost time, and pay
@@ -7,12 +7,24 @@ for it like all else: ``InnerExits`` says through which exits a window trains, s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedel.strategies.base import HookedTrainer
 from fedel.types import Hook, ModelSpec, Trainer, Training, Value
+
+
+def check_answer(answer: float) -> None:
+    if not 0 <= answer <= 1:
+        raise ValueError(f"answer = {answer:g}: a share of the exits lies between 0 and 1")
+
+
+def answering(spec: ModelSpec, share: float) -> tuple[int, ...]:
+    """The exits that answer together, the deepest last; none where that would be the last one alone."""
+    number = math.ceil(share * spec.num_blocks)
+    return tuple(range(spec.num_blocks - number + 1, spec.num_blocks + 1)) if number > 1 else ()
 
 
 @dataclass(frozen=True)
