@@ -82,21 +82,24 @@ def slide(
 
 
 def whole_window(window: Window | None, last: int, in_budget: Callable[[Window], bool]) -> Window:
-    """The blocks behind ``window`` that the budget pays for as a whole, one at least; after the last block it
-    starts again.
+    """The blocks behind ``window``, as many as the budget pays for as a whole, one at least; after the last
+    block it starts again.
 
     >>> w = whole_window(None, 5, lambda w: w.front - w.end < 2); w
     Window(end=1, front=2)
-    >>> w = whole_window(whole_window(w, 5, lambda w: w.front - w.end < 2), 5, lambda w: False); w
-    Window(end=5, front=5)
+    >>> w = whole_window(w, 5, lambda w: False); w
+    Window(end=3, front=3)
     >>> whole_window(w, 5, lambda w: True)
+    Window(end=4, front=5)
+
+    A window may fit although a smaller one does not: an early exit can cost more than all blocks behind it.
+
+    >>> whole_window(None, 5, lambda w: w.front != 4)
     Window(end=1, front=5)
     """
     end = 1 if window is None or window.front >= last else window.front + 1
-    front = end
-    while front < last and in_budget(Window(end, front + 1)):
-        front += 1
-    return Window(end, front)
+    fronts = (front for front in range(last, end, -1) if in_budget(Window(end, front)))
+    return Window(end, next(fronts, end))
 
 
 def shrink(wanted: Window, first_front: int, last: int, in_memory: Callable[[Window], bool]) -> Window:

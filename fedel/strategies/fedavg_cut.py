@@ -1,6 +1,6 @@
 """A control, not a method of the paper: FedAvg whose slow clients make fewer steps, so that all keep T_th.
 
-It takes FedEL's time with no windows and no selection, and with early exits only where ``answer`` asks for them.
+It takes FedEL's time with no windows and no selection, and early exits only where ``answer`` asks for them.
 A method that shortens rounds by training less of the model should do better than this.
 """
 
