@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 from fedel import config
 from fedel.config import nearest
 from fedel.errors import ConfigError
-from fedel.experiments.scale import Scale, Setting, overlaid
+from fedel.experiments.scale import Scale, Setting, Task, overlaid
 from fedel.simulation.job import SimulationConfig
 from fedel.strategies import METHODS, complete
 
@@ -21,6 +21,8 @@ CONTROLS = ("fedavg-cut", "fedavg-fast")
 """Simple ways to keep T_th; not methods of the paper."""
 BEST = "fedel-best"
 """FedEL with the scale's preset."""
+CUT_BEST = "fedavg-cut-best"
+"""The plain rival with those parts of the preset that it can have."""
 WHOLE_STEP = ", whole step"
 """Marks a variant whose T_th counts the whole step."""
 BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -36,7 +38,7 @@ class Variant:
     strategy: Mapping[str, Any]
     job: Mapping[str, Any] = field(default_factory=dict)
     preset: bool = False
-    """With all parts of the scale's preset."""
+    """With all parts of the scale's preset that the method can have."""
     without: str = ""
     """But this one."""
 
@@ -86,6 +88,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         (
             *_plain("fedavg", *CONTROLS, "fedel"),
             _BEST,
+            Variant(CUT_BEST, {"name": "fedavg-cut"}, preset=True),
             Variant("fedel" + WHOLE_STEP, {"name": "fedel"}, {"scope": "train"}),
             Variant(BEST + WHOLE_STEP, {"name": "fedel"}, {"scope": "train"}, preset=True),
         ),
@@ -174,33 +177,48 @@ def plan(experiment: str, scale: Scale, tasks: Sequence[str] = (), seeds: int = 
             continue
         task = scale.tasks[name]
         more, usual = setting.more.get(name, {}), setting.seeds or task.seeds
-        for variant in (*planned.variants, *(_around_the_preset(scale) if planned.leaves_out else ())):
+        around = _around_the_preset(scale, task) if planned.leaves_out else ()
+        for variant in (*planned.variants, *around):
             for seed in range(1, (seeds or more.get(variant.label, usual)) + 1):
-                job = _job(overlaid(task.job, setting.job), variant, scale)
+                job = _job(overlaid(task.job, setting.job), variant, scale, task)
                 job = _longer(job, setting.longer if variant.has_short_rounds else 1)
                 table = effective(job, seed, f"{scale.name}: {name}")
                 runs.append(PlannedRun(experiment, variant.label, name, seed, table))
     return sorted(runs, key=lambda run: run.seed)
 
 
-def _around_the_preset(scale: Scale) -> list[Variant]:
-    fedel = {"name": "fedel"}
-    for_all = {part: change for part, change in scale.preset.items() if set(change) == {"server"}}
+def _around_the_preset(scale: Scale, task: Task) -> list[Variant]:
+    fedel, preset = {"name": "fedel"}, _preset(scale, task)
     return [
         *(
             Variant(f"{name} with {part}", {"name": name}, change)
-            for part, change in for_all.items()
+            for part, change in preset.items()
             for name in ("fedavg", "fedavg-cut")
+            if _can_have(name, change)
         ),
-        *(Variant(f"without {part}", fedel, preset=True, without=part) for part in scale.preset),
+        *(Variant(f"without {part}", fedel, preset=True, without=part) for part in preset),
         *(Variant(f"with {name}", fedel, change, preset=True) for name, change in scale.tried.items()),
     ]
 
 
-def _job(job: Mapping[str, Any], variant: Variant, scale: Scale) -> Mapping[str, Any]:
+def _preset(scale: Scale, task: Task) -> dict[str, Mapping[str, Any]]:
+    return {part: change for part, change in scale.preset.items() if part not in task.preset_without}
+
+
+def _can_have(method: str, change: Mapping[str, Any]) -> bool:
+    """Whether a part of the preset means something to a method: the server's steps do, and its own options."""
+    return set(change) <= {"server", "strategy"} and set(change.get("strategy", ())) <= set(_options(method))
+
+
+def _options(method: str) -> list[str]:
+    return [option.name for option in fields(METHODS[method])]
+
+
+def _job(job: Mapping[str, Any], variant: Variant, scale: Scale, task: Task) -> Mapping[str, Any]:
     job = overlaid({**job, "strategy": _with_options(variant.strategy, scale)}, variant.job)
-    for part, change in scale.preset.items():
-        if variant.preset and part != variant.without:
+    method = variant.strategy["name"]
+    for part, change in _preset(scale, task).items():
+        if variant.preset and part != variant.without and (method == "fedel" or _can_have(method, change)):
             job = overlaid(job, change)
     return job
 

@@ -27,6 +27,8 @@ class Task:
     """``accuracy``, or ``perplexity``, which is the exponential of the test loss."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the job when memory is measured: a model can be too large to train, but not to measure."""
+    preset_without: tuple[str, ...] = ()
+    """Parts of the preset that are not for this task."""
     cuts: str = ""
     """What is smaller than in the paper, in plain words."""
 
@@ -85,6 +87,11 @@ class Scale:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for name, of in self.tasks.items():
+            for part in of.preset_without:
+                if part not in self.preset:
+                    why = f"the preset has no part '{part}'; {config.nearest(part, self.preset)}"
+                    raise ValueError(f"tasks.{name}.preset_without: {why}")
         for name, setting in self.experiments.items():
             for task in (*setting.tasks, *setting.more):
                 if task not in self.tasks:

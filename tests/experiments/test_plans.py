@@ -5,7 +5,7 @@ import pytest
 from fedel.cli.experiment import NAMES
 from fedel.errors import ConfigError
 from fedel.experiments import report, scale
-from fedel.experiments.plans import BEST, EXPERIMENTS, distinct, plan
+from fedel.experiments.plans import BEST, CUT_BEST, EXPERIMENTS, distinct, plan
 from tests.experiments import fake_runs
 
 
@@ -137,12 +137,34 @@ def test_the_preset_is_all_its_parts_and_the_ablation_leaves_each_out():
     assert again == names("ablation", size)[BEST]
 
 
-def test_what_the_server_does_for_the_preset_is_tried_for_others_too():
-    size = fake_runs.scale(preset={**PRESET, "average": {"server": {"average": 0.5}}})
-    runs = {run.label: run.table for run in plan("ablation", size)}
+FOR_OTHERS = {"average": {"server": {"average": 0.5}}, "answer": {"strategy": {"answer": 0.5}}}
+
+
+def test_what_others_can_have_of_the_preset_is_tried_for_them_too():
+    runs = {run.label: run.table for run in plan("ablation", fake_runs.scale(preset={**PRESET, **FOR_OTHERS}))}
     averaged = [label for label, table in runs.items() if table["server"]["average"] == 0.5]
-    others = ["fedavg with average", "fedavg-cut with average"]
-    assert [BEST, *others, "without spread", "without exits"] == averaged
+    ours = ["without spread", "without exits", "without answer"]
+    assert [BEST, "fedavg with average", "fedavg-cut with average", *ours] == averaged
+    answering = [label for label, table in runs.items() if table["strategy"].get("answer") == 0.5]
+    assert [BEST, "fedavg-cut with answer", "without spread", "without exits", "without average"] == answering
+
+
+def test_the_plain_rival_gets_all_of_the_preset_that_it_can_have():
+    runs = {run.label: run.table for run in plan("headline", fake_runs.scale(preset={**PRESET, **FOR_OTHERS}))}
+    rival = runs[CUT_BEST]
+    assert ("fedavg-cut", 0.5) == (rival["strategy"]["name"], rival["strategy"]["answer"])
+    assert (0.5, {}) == (rival["server"]["average"], rival["workload"]["model_options"])
+    assert (0.0, 0.0) == (runs["fedavg-cut"]["strategy"]["answer"], runs["fedavg-cut"]["server"]["average"])
+
+
+def test_a_task_can_do_without_a_part_of_the_preset():
+    tasks = {"mail": scale.Task("texts", fake_runs.JOB, preset_without=("spread",))}
+    size = fake_runs.scale(tasks=tasks, preset=PRESET)
+    runs = {run.label: run.table["strategy"] for run in plan("ablation", size)}
+    assert ("first", 0.4) == (runs[BEST]["start"], runs[BEST]["beta"])
+    assert ["without exits"] == [label for label in runs if label.startswith("without")]
+    with pytest.raises(ValueError, match=r"tasks\.mail\.preset_without.*'sprad'.*did you mean 'spread'"):
+        fake_runs.scale(tasks={"mail": replace(tasks["mail"], preset_without=("sprad",))}, preset=PRESET)
 
 
 def test_fedel_and_elastictrainer_are_given_the_same_options():
