@@ -315,6 +315,10 @@ class ExitTable:
     batch_size: int
     machine: str
     exits: tuple[ExitRow, ...]
+    together: tuple[int, ...] = ()
+    """Exits that answer together, where that is what the run tested: DepthFL, and the option ``answer``."""
+    together_accuracy: float | None = None
+    """Of the mean of their logits."""
 
     def to_json(self) -> str:
         return to_json(self, pretty=True) + "\n"

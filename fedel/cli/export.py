@@ -105,6 +105,9 @@ def exits(arguments: argparse.Namespace) -> int:
         print(to_json(found))
         return 0
     print(_table(found.exits))
+    if found.together_accuracy is not None:
+        number = ", ".join(map(str, found.together))
+        print(f"Exits {number} together, as the run tested them: {100 * found.together_accuracy:.2f} %.")
     samples = "one sample" if arguments.batch == 1 else f"{arguments.batch} samples"
     print(f"Round {found.round}. Time: on one thread of this machine, {samples} per call, median of repeats.")
     return 0

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from fedel.errors import ConfigError
 from fedel.files import write_atomic
 from fedel.models.deploy import TrainedModel, load
 from fedel.records import ExitRow, ExitTable
-from fedel.training.evaluate import evaluate_exits
+from fedel.training.evaluate import evaluate, evaluate_exits
 from fedel.training.factory import make_data
 
 NUM_REPEATS = 30
@@ -30,8 +31,13 @@ def measured(directory: str | Path, round: str = "best", batch_size: int = 1) ->
     if batch_size < 1:
         raise ConfigError(f"--batch {batch_size}: at least one sample per call")
     model = load(directory, round)
-    rows = exit_table(model, make_data(model.job), batch_size)
+    data = make_data(model.job)
+    rows = exit_table(model, data, batch_size)
     found = ExitTable(model.round, batch_size, platform.node() or "this machine", tuple(rows))
+    if len(together := model.exits(None)) > 1:
+        with _one_thread():
+            score = evaluate(model.network, data.test_batches(), average=together)
+        found = replace(found, together=together, together_accuracy=score.accuracy)
     with suppress(OSError):  # the directory may be somebody else's
         write_atomic(model.run.path / "exits.json", found.to_json())
     return found

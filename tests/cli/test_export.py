@@ -199,6 +199,15 @@ def test_a_report_that_measures_the_exits_first(bytes_run: Path, tmp_path: Path,
     assert found.figure("exits")._repr_svg_().startswith("<svg")
 
 
+def test_exits_that_answer_together(tmp_path: Path, capsys: Any) -> None:
+    strategy = {"name": "fedel", "window_within": True, "answer": 0.5}
+    run = simulated(tmp_path / "run", f"{HERE}:Net", NAMED_PICTURES, strategy=strategy)
+    assert 0 == fedel("exits", run)
+    assert "Exits 3, 4 together, as the run tested them: " in capsys.readouterr().out
+    found = ExitTable.from_json((run / "exits.json").read_bytes())
+    assert ((3, 4), load(run).rounds[found.round - 1].accuracy) == (found.together, found.together_accuracy)
+
+
 def test_exits_for_people(bytes_run: Path, capsys: Any) -> None:
     threads = torch.get_num_threads()
     assert 0 == fedel("exits", bytes_run)
