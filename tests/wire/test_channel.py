@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -87,3 +89,24 @@ async def seconds_to_find_it() -> float:
 
 def test_a_server_that_moved_is_found_again_within_seconds() -> None:
     assert asyncio.run(asyncio.wait_for(seconds_to_find_it(), 60)) < FOUND_SECONDS
+
+
+SERVE = """
+import asyncio
+from fedel.wire.channel import SERVER_OPTIONS
+from grpc import aio
+
+async def serve():
+    server = aio.server(options=SERVER_OPTIONS)
+    server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await server.stop(None)
+
+asyncio.run(serve())
+"""
+
+
+def test_grpc_knows_the_setting_that_takes_its_event_engine_out_of_servers():
+    """A version of gRPC that does not writes a line to the log of every server."""
+    done = subprocess.run([sys.executable, "-c", SERVE], capture_output=True, text=True, check=True)
+    assert "" == done.stderr
