@@ -215,12 +215,12 @@ def _options(method: str) -> list[str]:
 
 
 def _job(job: Mapping[str, Any], variant: Variant, scale: Scale, task: Task) -> Mapping[str, Any]:
-    job = overlaid({**job, "strategy": _with_options(variant.strategy, scale)}, variant.job)
+    job = {**job, "strategy": _with_options(variant.strategy, scale)}
     method = variant.strategy["name"]
     for part, change in _preset(scale, task).items():
         if variant.preset and part != variant.without and (method == "fedel" or _can_have(method, change)):
             job = overlaid(job, change)
-    return job
+    return overlaid(job, variant.job)
 
 
 def _longer(job: Mapping[str, Any], times: int) -> Mapping[str, Any]:

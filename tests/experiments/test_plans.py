@@ -140,6 +140,12 @@ def test_the_preset_is_all_its_parts_and_the_ablation_leaves_each_out():
 FOR_OTHERS = {"average": {"server": {"average": 0.5}}, "answer": {"strategy": {"answer": 0.5}}}
 
 
+def test_what_is_tried_replaces_the_preset_s_own_value():
+    size = fake_runs.scale(preset=FOR_OTHERS, tried={"all-exits": {"strategy": {"answer": 1.0}}})
+    runs = {run.label: run.table["strategy"] for run in plan("ablation", size)}
+    assert (0.5, 1.0) == (runs[BEST]["answer"], runs["with all-exits"]["answer"])
+
+
 def test_what_others_can_have_of_the_preset_is_tried_for_them_too():
     runs = {run.label: run.table for run in plan("ablation", fake_runs.scale(preset={**PRESET, **FOR_OTHERS}))}
     averaged = [label for label, table in runs.items() if table["server"]["average"] == 0.5]
