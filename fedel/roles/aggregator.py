@@ -6,6 +6,7 @@ is the one before round v, so the open round has the number of the newest versio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -297,9 +298,11 @@ class RoundFold:
         # What overflows is not warned about but refused.
         with np.errstate(all="ignore"):
             folded = self._steps.finish(self._fold, model, state)
-        _check_finite(folded.model, model)
+            change = global_change(folded.model, model)
+        # The squares of a tensor that is not finite have no finite sum: most tensors need no second look.
+        doubtful = {name: new for name, new in folded.model.items() if not math.isfinite(change[name])}
+        _check_finite(doubtful, model)
         _check_finite(folded.state, state)
-        change = global_change(folded.model, model)
         fold = self._fold
         summed = fold.num_clients if isinstance(fold, SecureFold | MaskedFold) else self._num_clients
         num_clients = {tensor: summed.get(tensor, 0) for tensor in model}

@@ -42,7 +42,7 @@ class NextVersion:
         shapes = [(t.name, t.shape) for t in self.spec.tensors]
         with versions.open(before.version) as old_file, versions.write(version, shapes) as writer:
             for name, _ in shapes:
-                old = old_file.tensor(name, before.crc32[name])
+                old = old_file.mapped(name, before.crc32[name])
                 closed = self._finish(fold, name, old, state)
                 new, state = closed.model[name], closed.state
                 importance.append(closed.global_importance[name])
