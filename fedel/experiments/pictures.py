@@ -102,11 +102,7 @@ LOOKS: Mapping[str, Any] = {
     "FedEL as in the paper": {"color": COLOURS[0], "linewidth": 1.3, "linestyle": (0, (4, 1.5))},
     "FedAvg": {"color": COLOURS[1], "linewidth": 2.2, "zorder": 4},
     "control: fewer steps on slow devices": {"color": COLOURS[2], "linewidth": 1.3},
-    "control: fewer steps, and the preset's parts": {
-        "color": COLOURS[2],
-        "linewidth": 1.3,
-        "linestyle": (0, (4, 1.5)),
-    },
+    "control: fewer steps, improved": {"color": COLOURS[2], "linewidth": 1.3, "linestyle": (0, (4, 1.5))},
     "control: only the fast devices": {"color": COLOURS[3], "linewidth": 1.3},
     "other": {"color": COLOURS[4], "linewidth": 1.3},
 }

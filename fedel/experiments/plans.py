@@ -84,7 +84,7 @@ class Experiment:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "headline": Experiment(
-        "FedEL, FedAvg and two controls over time",
+        "FedEL, FedAvg and simple controls over time",
         (
             *_plain("fedavg", *CONTROLS, "fedel"),
             _BEST,
