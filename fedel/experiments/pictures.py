@@ -15,6 +15,8 @@ from fedel.report import client_plots, plots
 from fedel.report.runs import StoredRun
 
 COLOURS = plots.COLOURS
+LABELS_IN_A_ROW = 90
+"""Letters under an axis that fit without turning them."""
 
 
 def draw(picture: Callable[[Any], Any], width: float = 7.2, height: float = 3.6, **axes: Any) -> str:
@@ -166,6 +168,9 @@ def bars(groups: Mapping[str, Mapping[str, Estimate]], ylabel: str, line: float 
         if line is not None:
             axes.axhline(line, color="black", linestyle="--", linewidth=0.8)
         axes.set_xticks(range(len(groups)), list(groups))
+        if sum(map(len, groups)) > LABELS_IN_A_ROW:
+            for label in axes.get_xticklabels():
+                label.set(rotation=25, fontsize=8, ha="right", rotation_mode="anchor")
         axes.set_ylabel(ylabel)
         if len(series) > 1:
             axes.legend(frameon=False, fontsize=8)
