@@ -6,5 +6,5 @@ import os
 # and anybody who reaches the port can fill its log.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # A server's connections are polled by the threads that wait for its calls. gRPC's event engine would hand every
-# read over to a thread of its own, which costs a tenth to a fifth more CPU (decision 21).
+# read over to a thread of its own, which costs a tenth more CPU (decision 21).
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
