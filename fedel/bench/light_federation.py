@@ -144,6 +144,7 @@ async def light_federation(
             database_url=f"sqlite:///{folder / DATABASE}",
             http="127.0.0.1:0",
             http_port_file=str(folder / "http"),
+            max_messages_per_second=1000.0,  # rounds without training follow faster than a device may speak
             **settings,
         )
         stack.callback(coordinator.kill)
