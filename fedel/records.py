@@ -5,7 +5,6 @@ A federation and a simulation write the same records. What only one of them know
 
 from __future__ import annotations
 
-import math
 import platform
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedel import __version__
+from fedel.client_tests import ClientTests, Spread
 from fedel.serialisation import from_json, to_json
 
 DEVICE_PHASES = ("download", "probe", "train", "wait", "upload")
@@ -74,47 +74,6 @@ class ClientRecord:
     def counted_seconds(self) -> float:
         """Seconds that count against T_th."""
         return self.train_seconds if self.deviation is None else self.budget_seconds * (1 + self.deviation)
-
-
-@dataclass(frozen=True)
-class OwnScore:
-    """The test of a model on data that one client holds and does not train on."""
-
-    client: str
-    device_type: str
-    accuracy: float
-    loss: float
-    num_samples: int
-
-
-@dataclass(frozen=True)
-class Spread:
-    """What such tests of several clients come to."""
-
-    num_clients: int
-    num_samples: int
-    mean_accuracy: float
-    """Every client counts the same."""
-    weighted_accuracy: float
-    """Every sample counts the same."""
-    worst_accuracy: float
-    worst_client: str
-    deviation: float
-    """Standard deviation of the accuracy over clients."""
-    mean_loss: float
-    weighted_loss: float
-
-
-@dataclass(frozen=True)
-class ClientTests:
-    """The model of a round on the clients' own data."""
-
-    overall: Spread
-    by_device_type: Mapping[str, Spread]
-    clients: tuple[OwnScore, ...]
-    """By name."""
-    num_missing: int = 0
-    """Clients that were asked and did not answer in time, or could not."""
 
 
 @dataclass(frozen=True)
@@ -326,39 +285,6 @@ class ExitTable:
     @staticmethod
     def from_json(text: str | bytes, where: str = "exits.json") -> ExitTable:
         return from_json(ExitTable, text, where)
-
-
-def client_tests(scores: Sequence[OwnScore], num_missing: int = 0) -> ClientTests | None:
-    """What clients' tests of one model come to; ``None`` without any."""
-    ordered = sorted(scores, key=lambda score: score.client)
-    types = sorted({score.device_type for score in ordered})
-    if not ordered:
-        return None
-    by_type = {kind: _spread([score for score in ordered if score.device_type == kind]) for kind in types}
-    return ClientTests(_spread(ordered), by_type, tuple(ordered), num_missing)
-
-
-def _spread(scores: Sequence[OwnScore]) -> Spread:
-    """
-    >>> one, two = OwnScore("a", "", 0.5, 2.0, 30), OwnScore("b", "", 1.0, 1.0, 10)
-    >>> found = _spread([one, two])
-    >>> found.mean_accuracy, found.weighted_accuracy, found.worst_client, found.deviation, found.weighted_loss
-    (0.75, 0.625, 'a', 0.25, 1.75)
-    """
-    number, samples = len(scores), sum(score.num_samples for score in scores)
-    mean = math.fsum(score.accuracy for score in scores) / number
-    worst = min(scores, key=lambda score: score.accuracy)
-    return Spread(
-        num_clients=number,
-        num_samples=samples,
-        mean_accuracy=mean,
-        weighted_accuracy=math.fsum(s.accuracy * s.num_samples for s in scores) / samples,
-        worst_accuracy=worst.accuracy,
-        worst_client=worst.client,
-        deviation=math.sqrt(math.fsum((s.accuracy - mean) ** 2 for s in scores) / number),
-        mean_loss=math.fsum(s.loss for s in scores) / number,
-        weighted_loss=math.fsum(s.loss * s.num_samples for s in scores) / samples,
-    )
 
 
 def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:

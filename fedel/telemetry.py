@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.metrics import MetricWrapperBase
 
 from fedel import __version__
-from fedel.records import ClientRecord, ClientTests, RoundRecord
+from fedel.client_tests import ClientTests
+from fedel.records import ClientRecord, RoundRecord
 
 MAX_CLIENTS = 1000
 """At most this many clients of a run get their own time series; the histograms cover all clients."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedel.records import Spread
+from fedel.client_tests import Spread
 from fedel.report import curves
 from fedel.report.runs import StoredRun
 from fedel.report.words import number, percent

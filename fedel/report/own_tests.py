@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedel.records import Spread
+from fedel.client_tests import Spread
 from fedel.report.figures import labels
 from fedel.report.runs import StoredRun
 from fedel.report.words import percent

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedel.client_tests import OwnScore, client_tests
 from fedel.core.timing import full_step
-from fedel.records import OwnScore, client_tests
 from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.gate_session import objection_to_own_score, objection_to_score

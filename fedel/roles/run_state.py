@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fedel.records import DeviceUsage, OwnScore, RoundRecord
+from fedel.client_tests import OwnScore
+from fedel.records import DeviceUsage, RoundRecord
 from fedel.roles.planner import Handover
 from fedel.roles.secure_round import SecureRound
 from fedel.types import ClientView, Plan, Report, Task, TimingProfile

@@ -10,8 +10,9 @@ from fedel_coordinator.web import views
 from prometheus_client import CollectorRegistry
 
 from fedel import config
+from fedel.client_tests import OwnScore, client_tests
 from fedel.desk import screen
-from fedel.records import OwnScore, RoundRecord, client_tests, run_result
+from fedel.records import RoundRecord, run_result
 from fedel.report import page, runs, scalars, tables
 from fedel.report.figures import figures
 from fedel.telemetry import CoordinatorMetrics

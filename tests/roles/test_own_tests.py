@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedel.records import OwnScore
+from fedel.client_tests import OwnScore
 from fedel.roles import effects as ef
 from fedel.roles import events as ev
 from fedel.roles.gate_session import objection_to_join
