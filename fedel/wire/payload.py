@@ -42,14 +42,25 @@ class Payload:
         return digest(self.manifest)
 
     def chunks(self, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[model_pb2.Chunk]:
-        """The bytes of the payload from ``offset`` to the end."""
-        position = 0
+        """The bytes of the payload from ``offset`` to the end, in as few chunks as possible: a model has many
+        tensors that are small, and a message costs the same whatever it holds."""
+        parts: list[memoryview] = []
+        room = chunk_bytes
+        for left in self._buffers_from(offset):
+            while left:
+                part, left = left[:room], left[room:]
+                parts.append(part)
+                room -= len(part)
+                if not room:
+                    yield model_pb2.Chunk(offset=offset, data=b"".join(parts))
+                    offset, parts, room = offset + chunk_bytes, [], chunk_bytes
+        if parts:
+            yield model_pb2.Chunk(offset=offset, data=b"".join(parts))
+
+    def _buffers_from(self, offset: int) -> Iterator[memoryview]:
         for buffer in self.buffers:
-            start = max(0, offset - position)
-            for begin in range(start, len(buffer), chunk_bytes):
-                data = buffer[begin : begin + chunk_bytes]
-                yield model_pb2.Chunk(offset=position + begin, data=bytes(data))
-            position += len(buffer)
+            yield buffer[min(offset, len(buffer)) :]
+            offset = max(0, offset - len(buffer))
 
 
 def digest(manifest: Sequence[model_pb2.TensorManifest]) -> str:

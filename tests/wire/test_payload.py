@@ -33,10 +33,11 @@ def tensors(draw):
 
 
 def join(payload, offset=0, chunk_bytes=7):
-    """The payload as it would arrive, with the place of every piece checked."""
+    """The payload as it would arrive, with the place and size of every piece checked."""
     data = bytearray()
     for chunk in payload.chunks(offset, chunk_bytes):
         assert offset + len(data) == chunk.offset
+        assert len(chunk.data) == min(chunk_bytes, payload.num_bytes - chunk.offset)
         data += chunk.data
     return bytes(data)
 

@@ -89,7 +89,7 @@ async def whole_round(stub, updates):
 
 POINTS = [
     ("append", "before", 2, "in the middle of the first upload"),
-    ("append", "after", 10, "in the middle of the second upload"),
+    ("append", "after", 5, "in the middle of the second upload"),
     ("commit update", "before", 2, "the second update whole but not yet counted"),
     ("commit update", "after", 2, "the second update counted but not yet acknowledged"),
     ("seal", "before", 1, "before the round is sealed"),
@@ -131,7 +131,7 @@ async def test_same_bits_after_kill(tmp_path, place, when, countdown):
 async def test_kill_loses_no_received_bytes(tmp_path):
     first, second = make_update("a"), make_update("b")
     size = pack(first.patches).num_bytes
-    async with process(tmp_path, "append", "after", 10) as (stub, _):
+    async with process(tmp_path, "append", "after", 5) as (stub, _):
         await create(stub)
         await send(stub, first)
         async with that_dies():
