@@ -1,15 +1,18 @@
 """The floor of a server: it takes the same bytes over gRPC, adds them up, gives them out, and that is all.
 
-    python -m fedel.bench.bare serve SIZE PORT_FILE
+    python -m fedel.bench.bare serve SIZE PORT_FILE [FOLDER]
     python -m fedel.bench.bare play SIZE ADDRESS NUM_CLIENTS NUM_ROUNDS ROUNDS_FILE
 
-No messages, no checks, no checksums, no disk, no model: each piece is added when it arrives.
+No messages, no checks, no checksums, no model: each piece is added when it arrives. With a folder, all that a
+client sends is on disk there before it gets its answer; without one, nothing is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -34,15 +37,16 @@ from fedel.wire.payload import CHUNK_BYTES, pack
 IDLE_SECONDS = 60.0
 
 
-def measure(load: Load, folder: Path) -> Outcome:
+def measure(load: Load, folder: Path, *, stores: bool = False) -> Outcome:
     port_file, size = folder / "bare.address", load.workload.name
+    stored = [str(folder)] if stores else []
     with ExitStack() as stack:
 
         def start(name: str, *words: str) -> Any:
             log = folder / f"{name}.log"
             return stack.enter_context(process(log, folder, "fedel.bench.bare", *words))
 
-        server = start("server", "serve", size, str(port_file))
+        server = start("server", "serve", size, str(port_file), *stored)
         deadline = time.monotonic() + START_SECONDS
         while not port_file.exists():
             if time.monotonic() > deadline:
@@ -54,16 +58,31 @@ def measure(load: Load, folder: Path) -> Outcome:
 
 
 class Sum:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, folder: Path | None) -> None:
         self._sum = np.zeros(size, np.float32)
+        self._folder = folder
+        self._free: list[int] = []
+        """Files of uploads that have ended: a file that is written again costs less than a new one."""
 
     async def pieces(self, requests: AsyncIterator[bytes], _context: Any) -> bytes:
-        position = 0
+        file, position = self._file(), 0
         async for data in requests:
             part = np.frombuffer(data, np.float32)
             self._sum[position : position + part.size] += part
+            if file is not None:
+                os.pwrite(file, data, 4 * position)
             position += part.size
+        if file is not None:
+            await asyncio.to_thread(os.fdatasync, file)
+            self._free.append(file)
         return b""
+
+    def _file(self) -> int | None:
+        if self._folder is None:
+            return None
+        if self._free:
+            return self._free.pop()
+        return tempfile.mkstemp(dir=self._folder)[0]
 
     async def model(self, _request: bytes, _context: Any) -> AsyncIterator[bytes]:
         view = self._sum.view(np.uint8)
@@ -71,8 +90,8 @@ class Sum:
             yield view[start : start + CHUNK_BYTES].tobytes()
 
 
-async def serve(size: str, port_file: Path) -> None:
-    total = Sum(workload(size).num_bytes // 4)
+async def serve(size: str, port_file: Path, folder: Path | None = None) -> None:
+    total = Sum(workload(size).num_bytes // 4, folder)
     handlers: Any = {
         "Pieces": grpc.stream_unary_rpc_method_handler(total.pieces),
         "Model": grpc.unary_stream_rpc_method_handler(total.model),
@@ -110,6 +129,6 @@ async def play(size: str, address: str, num_clients: int, num_rounds: int, round
 if __name__ == "__main__":
     kind, *given = sys.argv[1:]
     if kind == "serve":
-        asyncio.run(serve(given[0], Path(given[1])))
+        asyncio.run(serve(given[0], *map(Path, given[1:])))
     else:
         asyncio.run(play(given[0], given[1], int(given[2]), int(given[3]), Path(given[4])))

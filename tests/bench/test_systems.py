@@ -35,7 +35,9 @@ def silent(_line):
     pass
 
 
-@pytest.mark.parametrize("name", ["fedel", "fedel-mtls", "fedel-selected", "fedel-two", "floor"])
+@pytest.mark.parametrize(
+    "name", ["fedel", "fedel-mtls", "fedel-selected", "fedel-two", "floor", "floor-storing"]
+)
 def test_measures_our_own_servers(tmp_path, name):
     row = systems.one(name, LOAD, tmp_path)
     assert "error" not in row, row

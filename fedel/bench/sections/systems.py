@@ -18,7 +18,7 @@ from fedel.bench.load import Load, Outcome
 from fedel.bench.peers import run as peers
 from fedel.bench.peers.venvs import FLOWER, NVFLARE, Package
 from fedel.bench.section import Options, Row, Say, Section
-from fedel.bench.shown import FLOOR, MTLS, OURS, SELECTED, TWO
+from fedel.bench.shown import FLOOR, MTLS, OURS, SELECTED, STORING, TWO
 from fedel.bench.workloads import Workload, workload
 from fedel.errors import ConfigError, FedelError
 
@@ -28,6 +28,7 @@ SYSTEMS: Mapping[str, Callable[[Load, Path], Outcome]] = {
     SELECTED: partial(ours.measure, method="fedel"),
     TWO: partial(ours.measure, aggregators=2),
     FLOOR: bare.measure,
+    STORING: partial(bare.measure, stores=True),
     "flower-grpc": peers.run_flower_grpc,
     "flower-superlink": peers.run_flower_superlink,
     "nvflare": peers.run_nvflare,
