@@ -34,6 +34,8 @@ def main(num_clients: int, in_round: int, num_rounds: int) -> None:
 
     @client.train()  # type: ignore[untyped-decorator]
     def fit(message: Any, context: Any) -> Any:
+        from flower_simulation import samples  # type: ignore[import-not-found]  # in Ray's processes not ``__main__``
+
         x, y = samples()
         part = int(context.node_config["partition-id"])
         rows = slice(part * len(x) // num_clients, (part + 1) * len(x) // num_clients)
@@ -48,7 +50,9 @@ def main(num_clients: int, in_round: int, num_rounds: int) -> None:
     def serve(grid: Any, context: Any) -> None:  # noqa: ARG001
         share = in_round / num_clients
         method = FedAvg(fraction_train=share, fraction_evaluate=0.0, min_available_nodes=num_clients)
-        method.start(grid=grid, initial_arrays=ArrayRecord(model().state_dict()), num_rounds=num_rounds)
+        done = method.start(grid=grid, initial_arrays=ArrayRecord(model().state_dict()), num_rounds=num_rounds)
+        if len(done.train_metrics_clientapp) < num_rounds:
+            raise RuntimeError(f"clients trained in {len(done.train_metrics_clientapp)} of {num_rounds} rounds")
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
     run_simulation(server, client, num_supernodes=num_clients, backend_config=resources)

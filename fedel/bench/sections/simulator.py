@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -100,22 +101,22 @@ def _flower_cpu(python: Path, rounds: int, seconds: float) -> dict[str, float]:
     environment = {**os.environ, name: value, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(HERE)  # for Ray's processes, which import ``plain_training``
     words = [str(python), str(HERE / "flower_simulation.py"), str(NUM_CLIENTS), str(IN_ROUND), str(rounds)]
-    process = subprocess.Popen(
-        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
     used: dict[tuple[int, str], tuple[float, int]] = {}
     deadline = time.monotonic() + seconds
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            for pid, _ in _marked(mark):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(words, seconds)
-        used |= _marked(mark)
-        time.sleep(1.0)
-    if process.returncode:
-        said = process.stderr.read() if process.stderr else ""
-        raise subprocess.CalledProcessError(process.returncode, words, stderr=said)
+    # Into a file: it writes more than a pipe holds, and would wait until somebody reads it.
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                for pid, _ in _marked(mark):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(words, seconds)
+            used |= _marked(mark)
+            time.sleep(1.0)
+        if process.returncode:
+            output.seek(0)
+            raise subprocess.CalledProcessError(process.returncode, words, stderr=output.read())
     cpu = sum(seconds for seconds, _ in used.values())
     return {"cpu_seconds": cpu, "peak_bytes": sum(size for _, size in used.values())}
 
