@@ -101,7 +101,12 @@ async def _fetch(run: JoinedRun, shard: Shard, version: int, wanted: Mapping[str
 
 
 async def _push(run: JoinedRun, shard: Shard, update: SentUpdate, payload: Payload) -> Pushed:
-    put = partial(push_update, shard.stub, run.name, update.report, payload, Pushed())
+    pushed = Pushed()
+
+    async def put() -> Pushed:
+        async with shard.own_stub() as stub:
+            return await push_update(stub, run.name, update.report, payload, pushed)
+
     return await retry_until_answered(run, "upload", put)
 
 

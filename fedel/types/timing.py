@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorTime:
     """Backward seconds of one tensor in one training step."""
 
@@ -20,7 +20,7 @@ class TensorTime:
     """Gradient of the tensor itself and its optimiser step: paid when it is trained."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BlockTime:
     """Forward seconds of one block, and the cost of the exit after it, in one training step."""
 
@@ -31,7 +31,7 @@ class BlockTime:
     """Forward seconds below the window, without gradient and in evaluation mode; 0 where not measured."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WidthTime:
     """One training step of the model narrowed to a share ``width`` of its channels."""
 
@@ -40,7 +40,7 @@ class WidthTime:
     backward_seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BlockBytes:
     """Memory of one block in one training step."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 
@@ -305,7 +306,10 @@ def profile_from_pb(message: task_pb2.TimingProfile) -> TimingProfile:
         device=message.device,
         model=message.model,
         batch_size=message.batch_size,
-        tensors=tuple(TensorTime(t.name, t.block, t.grad_seconds, t.update_seconds) for t in message.tensors),
+        # A coordinator has the profiles of all devices: names that they have in common are there once.
+        tensors=tuple(
+            TensorTime(sys.intern(t.name), t.block, t.grad_seconds, t.update_seconds) for t in message.tensors
+        ),
         blocks=tuple(
             BlockTime(
                 b.forward_seconds, b.exit_forward_seconds, b.exit_backward_seconds, b.frozen_forward_seconds

@@ -18,7 +18,6 @@ from fedel.roles.gate import MAX_NAME, clean
 from fedel.roles.recorder import counted_seconds
 from fedel.telemetry import AgentMetrics
 from fedel.v1 import coordinator_pb2, task_pb2
-from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
 from fedel.v1.coordinator_pb2 import SessionRequest, SessionResponse
 from fedel.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedel.wire.channel import Dialer
@@ -273,11 +272,12 @@ class Agent:
 
     def _join(self, run: JoinedRun, shards: Sequence[coordinator_pb2.Shard]) -> None:
         try:
-            stubs = [AggregatorServiceStub(self._dialer.channel(shard.address)) for shard in shards]
+            for shard in shards:
+                self._dialer.tls.check(shard.address)
         except FedelError as error:
             self._send(self._failure(run.name, -1, error))
             return
-        run.use_shards(tuple(Shard(stub, frozenset(s.tensors)) for stub, s in zip(stubs, shards, strict=True)))
+        run.use_shards(tuple(Shard(self._dialer, s.address, frozenset(s.tensors)) for s in shards))
         self._send(SessionRequest(join=run.join(self.config.slowdown)))
 
     def _give_up(self, assignment: Assignment) -> None:

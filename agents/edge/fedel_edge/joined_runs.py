@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from fedel.strategies import build
 from fedel.training.settings import Evaluator, HeldOut, TrainerSettings
 from fedel.types import Strategy, Trainer
 from fedel.v1 import coordinator_pb2
+from fedel.v1.aggregator_pb2_grpc import AggregatorServiceStub
+from fedel.wire.channel import Dialer
 from fedel.wire.codec import profile_to_pb
 from fedel_edge import disk, gate
 from fedel_edge.config import AgentConfig
@@ -32,9 +34,20 @@ if TYPE_CHECKING:
 class Shard:
     """An aggregator and the tensors it keeps."""
 
-    stub: AggregatorServiceAsyncStub
+    dialer: Dialer
+    address: str
     tensors: Collection[str]
     """Empty means all."""
+
+    @property
+    def stub(self) -> AggregatorServiceAsyncStub:
+        return AggregatorServiceStub(self.dialer.channel(self.address))
+
+    @asynccontextmanager
+    async def own_stub(self) -> AsyncIterator[AggregatorServiceAsyncStub]:
+        """For an upload: its connection ends with it."""
+        async with self.dialer.own_channel(self.address) as channel:
+            yield AggregatorServiceStub(channel)
 
 
 @dataclass(eq=False)

@@ -115,9 +115,9 @@ async def _upload_part(run: JoinedRun, index: int, update: StoredUpdate) -> Push
 
     async def attempt() -> Pushed:
         shard = run.shards[index]
-        return await push_update(
-            shard.stub, run.name, report, update.part(shard.tensors), pushed, update.header.attempt
-        )
+        part = update.part(shard.tensors)
+        async with shard.own_stub() as stub:
+            return await push_update(stub, run.name, report, part, pushed, update.header.attempt)
 
     return await retry_until_answered(run, "upload", attempt)
 
