@@ -1,4 +1,7 @@
-"""Convert our types to protobuf messages and back."""
+"""Convert our types to protobuf messages and back.
+
+Names of tensors are interned: a coordinator has profiles and reports of all devices, which name the same ones.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +245,7 @@ def report_from_pb(message: task_pb2.Report) -> Report:
         window=window_from_pb(message.window),
         resets=message.window.resets,
         rounds_held=message.window.rounds_held,
-        selected=tuple(message.window.selected),
+        selected=tuple(map(sys.intern, message.window.selected)),
         over_budget=message.over_budget,
         last_share=message.last_share or 1.0,
     )
@@ -306,7 +309,6 @@ def profile_from_pb(message: task_pb2.TimingProfile) -> TimingProfile:
         device=message.device,
         model=message.model,
         batch_size=message.batch_size,
-        # A coordinator has the profiles of all devices: names that they have in common are there once.
         tensors=tuple(
             TensorTime(sys.intern(t.name), t.block, t.grad_seconds, t.update_seconds) for t in message.tensors
         ),
