@@ -34,6 +34,7 @@ from fedel.training.settings import DataPart
 from fedel.types import SentUpdate
 from fedel.v1 import coordinator_pb2, task_pb2
 from fedel.wire import channel
+from fedel.wire.channel import Dialer
 from fedel.wire.codec import memory_from_pb, report_to_pb, task_from_pb
 from fedel.wire.fan_out import fan_out
 from fedel.wire.payload import Payload, pack
@@ -51,7 +52,7 @@ class LightRunner(TaskRunner):
     held: dict[str, int] = field(default_factory=dict)
     """The version of each tensor that a real agent would have."""
 
-    async def train(self, task_run: TaskRun, task: task_pb2.Task) -> coordinator_pb2.TaskDone:
+    async def _train(self, task_run: TaskRun, task: task_pb2.Task, dialer: Dialer) -> coordinator_pb2.TaskDone:
         run, phases = task_run.run, coordinator_pb2.PhaseSeconds()
         spec = run.trainer.spec
         mine = task_from_pb(task, spec, run.config.upload)
@@ -61,7 +62,9 @@ class LightRunner(TaskRunner):
         wanted = {n: self.held.get(n, -1) for n in names if self.held.get(n) != task.model_version}
         begin, num_bytes = time.monotonic(), 0
         if wanted:
-            parts = await fan_out(_fetch(run, shard, task.model_version, wanted) for shard in run.shards)
+            parts = await fan_out(
+                _fetch(run, dialer, shard, task.model_version, wanted) for shard in run.shards
+            )
             num_bytes = sum(part.num_bytes for part in parts)
             self.held.update(dict.fromkeys(names, task.model_version))
         phases.download = time.monotonic() - begin
@@ -75,7 +78,8 @@ class LightRunner(TaskRunner):
         update, payloads = await self.worker.run(fit)
         begin = time.monotonic()
         pushed = await fan_out(
-            _push(run, shard, update, payload) for shard, payload in zip(run.shards, payloads, strict=True)
+            _push(run, dialer, shard, update, payload)
+            for shard, payload in zip(run.shards, payloads, strict=True)
         )
         phases.upload = time.monotonic() - begin
         return coordinator_pb2.TaskDone(
@@ -92,21 +96,18 @@ def _on(shard: Shard, tensors: Mapping[str, T]) -> dict[str, T]:
     return {name: it for name, it in tensors.items() if not shard.tensors or name in shard.tensors}
 
 
-async def _fetch(run: JoinedRun, shard: Shard, version: int, wanted: Mapping[str, int]) -> Fetched:
+async def _fetch(
+    run: JoinedRun, dialer: Dialer, shard: Shard, version: int, wanted: Mapping[str, int]
+) -> Fetched:
     held = _on(shard, wanted)
     if not held:
         return Fetched(version, {}, 0)
-    get = partial(fetch_model, shard.stub, run.name, version, spec=run.trainer.spec, held=held)
+    get = partial(fetch_model, shard.stub(dialer), run.name, version, spec=run.trainer.spec, held=held)
     return await retry_until_answered(run, "download", get)
 
 
-async def _push(run: JoinedRun, shard: Shard, update: SentUpdate, payload: Payload) -> Pushed:
-    pushed = Pushed()
-
-    async def put() -> Pushed:
-        async with shard.own_stub() as stub:
-            return await push_update(stub, run.name, update.report, payload, pushed)
-
+async def _push(run: JoinedRun, dialer: Dialer, shard: Shard, update: SentUpdate, payload: Payload) -> Pushed:
+    put = partial(push_update, shard.stub(dialer), run.name, update.report, payload, Pushed())
     return await retry_until_answered(run, "upload", put)
 
 

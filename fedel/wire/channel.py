@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -44,9 +43,7 @@ def connect(address: str, tls: Tls | None = None) -> aio.Channel:
     return _channel(address, load(tls.folder) if tls.secure else None, tls.secret)
 
 
-def _channel(
-    address: str, own: Credentials | None, secret: str, near: bool = False, alone: bool = False
-) -> aio.Channel:
+def _channel(address: str, own: Credentials | None, secret: str, near: bool = False) -> aio.Channel:
     # A server can come back at another address, as a restarted pod does. gRPC would try the old address for
     # 20 s, look the name up at most every 30 s, and wait up to two minutes between tries. A device on a bad
     # link needs seconds for a try; and not all devices should come at once.
@@ -58,8 +55,6 @@ def _channel(
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         # gRPC's own retries keep every message of a stream in memory as long as it lives; `retry.py` does not.
         ("grpc.enable_retries", 0),
-        # Channels to one address share a connection, unless they are told not to.
-        ("grpc.use_local_subchannel_pool", int(alone)),
     ]
     if own is None:
         return with_metadata(aio.insecure_channel(address, options=options), secret)
@@ -88,7 +83,8 @@ def _carrying(make: Callable[..., Callable[..., Any]], metadata: tuple[tuple[str
 class Dialer:
     """Channels of a process that lives longer than its certificate: made again after each renewal.
 
-    ``near`` is for servers of one network: a try to connect ends sooner, and the next comes sooner.
+    ``near`` is for servers of one network: a try to connect ends sooner, and the next comes sooner. At the end
+    of a ``with``, the connections end.
     """
 
     def __init__(self, tls: Tls | None = None, near: bool = False) -> None:
@@ -110,24 +106,9 @@ class Dialer:
         if self.credentials is not self._used:
             self._renew()
         if address not in self._channels:
-            self._channels[address] = self._dial(address)
+            self.tls.check(address)
+            self._channels[address] = _channel(address, self._used, self._secret, self._near)
         return self._channels[address]
-
-    @asynccontextmanager
-    async def own_channel(self, address: str) -> AsyncIterator[aio.Channel]:
-        """A channel, and so a connection, for one purpose; it ends after it.
-
-        For what sends much to a server: the memory that gRPC reads into, half a megabyte, is that of the
-        connection as long as it lives (docs/decisions/0023-an-upload-has-its-own-connection.md).
-        """
-        if self.credentials is not self._used:
-            self._renew()
-        async with self._dial(address, alone=True) as channel:
-            yield channel
-
-    def _dial(self, address: str, alone: bool = False) -> aio.Channel:
-        self.tls.check(address)
-        return _channel(address, self._used, self._secret, self._near, alone)
 
     def _renew(self) -> None:
         self._used = self.credentials
@@ -135,6 +116,12 @@ class Dialer:
         self._closing = [asyncio.ensure_future(channel.close()) for channel in self._retired]
         self._retired = list(self._channels.values())
         self._channels = {}
+
+    async def __aenter__(self) -> Dialer:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         for channel in (*self._retired, *self._channels.values()):

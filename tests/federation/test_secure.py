@@ -68,8 +68,8 @@ class Leaving:
                 return self.stop()
             return hear(exchange, message)
 
-        async def upload_and_leave(run, update):
-            sent = await upload(run, update)
+        async def upload_and_leave(run, dialer, update):
+            sent = await upload(run, dialer, update)
             if self.is_at(update.header.report.client, update.header.report.round_num):
                 self.stop()
                 await asyncio.Event().wait()

@@ -92,8 +92,8 @@ def test_a_server_that_moved_is_found_again_within_seconds() -> None:
     assert asyncio.run(asyncio.wait_for(seconds_to_find_it(), 60)) < FOUND_SECONDS
 
 
-async def peers(num_purposes: int) -> tuple[list[str], list[str]]:
-    """Which connections a server saw: of calls on a shared channel, and of two calls on each own one."""
+async def peers(num_tasks: int) -> list[tuple[str, str]]:
+    """Which connections a server saw, of two calls of each task."""
 
     async def who(_request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
         return context.peer().encode()
@@ -103,28 +103,22 @@ async def peers(num_purposes: int) -> tuple[list[str], list[str]]:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-
-    async def asked(channel: aio.Channel) -> str:
-        answer: bytes = await channel.unary_unary("/test/Who")(b"")
-        return answer.decode()
-
-    dialer, shared, own = Dialer(), [], []
-    for _ in range(num_purposes):
-        shared.append(await asked(dialer.channel(address)))
-        async with dialer.own_channel(address) as channel:
-            own += [await asked(channel), await asked(channel)]
+    seen = []
+    for _ in range(num_tasks):
+        async with Dialer() as dialer:
+            first: bytes = await dialer.channel(address).unary_unary("/test/Who")(b"")
+            second: bytes = await dialer.channel(address).unary_unary("/test/Who")(b"")
+            channel = dialer.channel(address)
         assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
-    await dialer.close()
+        seen.append((first.decode(), second.decode()))
     await server.stop(0)
-    return shared, own
+    return seen
 
 
-def test_an_own_channel_has_a_connection_that_ends_with_it() -> None:
-    shared, own = asyncio.run(asyncio.wait_for(peers(3), 60))
-    assert 1 == len(set(shared))
-    assert 3 == len(set(own))
-    assert own[::2] == own[1::2]
-    assert not set(shared) & set(own)
+def test_connections_end_with_their_dialer() -> None:
+    seen = asyncio.run(asyncio.wait_for(peers(3), 60))
+    assert all(first == second for first, second in seen)
+    assert 3 == len(dict(seen))
 
 
 SERVE = """

@@ -65,6 +65,7 @@ class Agent:
             Clocks(busy=busy),
             root,
             lambda: self._dialer.credentials,
+            lambda: Dialer(config.tls),
         )
         self._facts = device.facts(root)
         self.counts: Counter[str] = Counter()
@@ -277,7 +278,7 @@ class Agent:
         except FedelError as error:
             self._send(self._failure(run.name, -1, error))
             return
-        run.use_shards(tuple(Shard(self._dialer, s.address, frozenset(s.tensors)) for s in shards))
+        run.use_shards(tuple(Shard(s.address, frozenset(s.tensors)) for s in shards))
         self._send(SessionRequest(join=run.join(self.config.slowdown)))
 
     def _give_up(self, assignment: Assignment) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,20 +34,12 @@ if TYPE_CHECKING:
 class Shard:
     """An aggregator and the tensors it keeps."""
 
-    dialer: Dialer
     address: str
     tensors: Collection[str]
     """Empty means all."""
 
-    @property
-    def stub(self) -> AggregatorServiceAsyncStub:
-        return AggregatorServiceStub(self.dialer.channel(self.address))
-
-    @asynccontextmanager
-    async def own_stub(self) -> AsyncIterator[AggregatorServiceAsyncStub]:
-        """For an upload: its connection ends with it."""
-        async with self.dialer.own_channel(self.address) as channel:
-            yield AggregatorServiceStub(channel)
+    def stub(self, dialer: Dialer) -> AggregatorServiceAsyncStub:
+        return AggregatorServiceStub(dialer.channel(self.address))
 
 
 @dataclass(eq=False)

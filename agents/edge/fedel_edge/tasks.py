@@ -16,6 +16,7 @@ from fedel.security.folder import Credentials
 from fedel.strategies.base import CorrectedTrainer, needed_by
 from fedel.types import CLOCK_PACE, Memory, SentUpdate, Task, Tensors, Trainer, TrainSpec, Window
 from fedel.v1 import aggregator_pb2, coordinator_pb2, task_pb2
+from fedel.wire.channel import Dialer
 from fedel.wire.codec import memory_from_pb, report_to_pb, task_from_pb, window_to_pb
 from fedel.wire.payload import pack
 from fedel_edge import device
@@ -91,26 +92,33 @@ class TaskRunner:
     """Root of the file system that the device's sensors are read from."""
     credentials: Callable[[], Credentials | None] = lambda: None
     """This device's certificate, which signs keys of secure aggregation; none without mTLS."""
+    dial: Callable[[], Dialer] = Dialer
+    """Makes the connections to aggregators for one task or test. They end with it: gRPC keeps memory for each
+    in a server, half a megabyte after an upload (docs/decisions/0023-a-task-has-its-own-connections.md)."""
 
     async def train(self, task_run: TaskRun, task: task_pb2.Task) -> coordinator_pb2.TaskDone:
         """Carry out a task. An update that is stored from before a restart is only sent."""
+        async with self.dial() as dialer:
+            return await self._train(task_run, task, dialer)
+
+    async def _train(self, task_run: TaskRun, task: task_pb2.Task, dialer: Dialer) -> coordinator_pb2.TaskDone:
         run, phases = task_run.run, coordinator_pb2.PhaseSeconds()
         start, usage, started = None, device.Usage(), self.clocks.now()
         async with run.downloading:  # from the start: a test that came after this task downloads after it
             update = await self.worker.run(partial(run.folder.outbox.get, task.round_num))
             if update is None:
                 begin = self._enter(task_run, task, "download")
-                start = await self._download(run, task, self._trainer(task_run, task, started))
+                start = await self._download(run, dialer, task, self._trainer(task_run, task, started))
                 phases.download = time.monotonic() - begin
         if update is None:
             assert start is not None
-            update, usage = await self._make(task_run, task, start, phases)
+            update, usage = await self._make(task_run, dialer, task, start, phases)
         begin, exchange = time.monotonic(), task_run.exchange
         if exchange is not None:
             update = await exchange.masked(run, update, self.worker, self.send, self.credentials())
         agreed = time.monotonic() - begin
         begin = self._enter(task_run, task, "upload")
-        bytes_up, waited = await upload(run, update)
+        bytes_up, waited = await upload(run, dialer, update)
         phases.upload, phases.wait = time.monotonic() - begin - waited, waited + agreed
         return coordinator_pb2.TaskDone(
             run=run.name,
@@ -121,13 +129,18 @@ class TaskRunner:
             device=_device_state(usage),
         )
 
-    async def _download(self, run: JoinedRun, task: task_pb2.Task, trainer: Trainer) -> _Start:
+    async def _download(self, run: JoinedRun, dialer: Dialer, task: task_pb2.Task, trainer: Trainer) -> _Start:
         memory, needed = await self.worker.run(partial(_recall, run, task, trainer))
-        model, num_bytes = await download(run, task.model_version, self.worker, needed)
+        model, num_bytes = await download(run, dialer, task.model_version, self.worker, needed)
         return _Start(trainer, memory, model, num_bytes)
 
     async def _make(
-        self, task_run: TaskRun, task: task_pb2.Task, start: _Start, phases: coordinator_pb2.PhaseSeconds
+        self,
+        task_run: TaskRun,
+        dialer: Dialer,
+        task: task_pb2.Task,
+        start: _Start,
+        phases: coordinator_pb2.PhaseSeconds,
     ) -> tuple[StoredUpdate, device.Usage]:
         run, begin = task_run.run, self._enter(task_run, task, "train")
         while True:
@@ -135,7 +148,7 @@ class TaskRunner:
                 update, usage = await self.worker.run(partial(self._fit, run, task, start))
             except LimitLowered:
                 async with run.downloading:  # a smaller window may be at another place
-                    start = await self._download(run, task, start.trainer)
+                    start = await self._download(run, dialer, task, start.trainer)
             else:
                 phases.train = time.monotonic() - begin
                 return update, usage
@@ -208,8 +221,8 @@ class TaskRunner:
             evaluator = made or await worker.run(partial(run.make_beside, task.own))
             worker = self.tester
         assert evaluator is not None, "checked when the task came"
-        async with run.downloading:
-            model = await download_tested(run, task.model_version, worker)
+        async with run.downloading, self.dial() as dialer:
+            model = await download_tested(run, dialer, task.model_version, worker)
         begin = time.monotonic()
         exits = run.strategy.exits_to_average(run.trainer.spec)
         score = await worker.run(partial(evaluator, model, exits))

@@ -1,4 +1,6 @@
-"""Models down and updates up, all shards at the same time, tried again until they arrive or are given up."""
+"""Models down and updates up, all shards at the same time, tried again until they arrive or are given up.
+
+``dialer`` has the connections of the task or test that the transfer is of."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from grpc import aio
 from fedel.errors import ServiceError
 from fedel.roles.gate import clean
 from fedel.types import Array
+from fedel.wire.channel import Dialer
 from fedel.wire.codec import report_from_pb
 from fedel.wire.fan_out import fan_out
 from fedel.wire.retry import Backoff, describe, retrying
@@ -43,7 +46,7 @@ _SLOW_FAILURES = 8
 
 
 async def download(
-    run: JoinedRun, version: int, worker: Worker, needed: Collection[str] | None = None
+    run: JoinedRun, dialer: Dialer, version: int, worker: Worker, needed: Collection[str] | None = None
 ) -> tuple[dict[str, Array], int]:
     """The tensors of this version that are ``needed``, or all, and the bytes received: what is in the copy on
     disk, and has not changed since, is not sent."""
@@ -56,7 +59,7 @@ async def download(
     for name in [name for name, have in held.items() if have > version]:
         held[name] = -1
         del model[name]
-    parts = await fan_out(_download_part(run, index, version, held) for index in range(len(run.shards)))
+    parts = await fan_out(_download_part(run, dialer, index, version, held) for index in range(len(run.shards)))
     new = {name: values for part in parts for name, values in part.tensors.items()}
     model.update(new)
     missing = [name for name in names if name not in model]
@@ -70,54 +73,61 @@ async def download(
     return {name: model[name] for name in names}, sum(part.num_bytes for part in parts)
 
 
-async def download_tested(run: JoinedRun, version: int, worker: Worker) -> dict[str, Array]:
+async def download_tested(run: JoinedRun, dialer: Dialer, version: int, worker: Worker) -> dict[str, Array]:
     """What a test of this version is of: the average over versions, where the run keeps one. The average is not
     kept on disk, since every version changes it."""
     averaged: dict[str, Array] = {}
     if run.config.server.average:
-        parts = await fan_out(_average_part(run, index, version) for index in range(len(run.shards)))
+        parts = await fan_out(_average_part(run, dialer, index, version) for index in range(len(run.shards)))
         averaged = {name: values for part in parts for name, values in part.tensors.items()}
     names = [t.name for t in run.trainer.spec.tensors]
-    plain, _ = await download(run, version, worker, set(names) - averaged.keys())
+    plain, _ = await download(run, dialer, version, worker, set(names) - averaged.keys())
     return {name: averaged[name] if name in averaged else plain[name] for name in names}
 
 
-async def _average_part(run: JoinedRun, index: int, version: int) -> Fetched:
+async def _average_part(run: JoinedRun, dialer: Dialer, index: int, version: int) -> Fetched:
     def fetch() -> Awaitable[Fetched]:
-        return fetch_model(run.shards[index].stub, run.name, version, spec=run.trainer.spec, average=True)
+        stub = run.shards[index].stub(dialer)
+        return fetch_model(stub, run.name, version, spec=run.trainer.spec, average=True)
 
     return await retry_until_answered(run, "download", fetch)
 
 
-async def _download_part(run: JoinedRun, index: int, version: int, held: Mapping[str, int]) -> Fetched:
-    return await retry_until_answered(run, "download", lambda: _fetch(run, run.shards[index], version, held))
+async def _download_part(
+    run: JoinedRun, dialer: Dialer, index: int, version: int, held: Mapping[str, int]
+) -> Fetched:
+    def fetch() -> Awaitable[Fetched]:
+        return _fetch(run, dialer, run.shards[index], version, held)
+
+    return await retry_until_answered(run, "download", fetch)
 
 
-async def _fetch(run: JoinedRun, shard: Shard, version: int, held: Mapping[str, int]) -> Fetched:
+async def _fetch(
+    run: JoinedRun, dialer: Dialer, shard: Shard, version: int, held: Mapping[str, int]
+) -> Fetched:
     """One shard's part; it is not asked if nothing of it is needed."""
     part = {name: have for name, have in held.items() if not shard.tensors or name in shard.tensors}
     if not part:
         return Fetched(version, {}, 0)
-    return await fetch_model(shard.stub, run.name, version, spec=run.trainer.spec, held=part)
+    return await fetch_model(shard.stub(dialer), run.name, version, spec=run.trainer.spec, held=part)
 
 
-async def upload(run: JoinedRun, update: StoredUpdate) -> tuple[int, float]:
+async def upload(run: JoinedRun, dialer: Dialer, update: StoredUpdate) -> tuple[int, float]:
     """Send every shard its own tensors; one without any is sent an empty update.
 
     Returns the number of bytes sent, and the seconds until the last shard permitted it.
     """
-    sent = await fan_out(_upload_part(run, index, update) for index in range(len(run.shards)))
+    sent = await fan_out(_upload_part(run, dialer, index, update) for index in range(len(run.shards)))
     return sum(part.num_bytes for part in sent), max((part.wait_seconds for part in sent), default=0.0)
 
 
-async def _upload_part(run: JoinedRun, index: int, update: StoredUpdate) -> Pushed:
+async def _upload_part(run: JoinedRun, dialer: Dialer, index: int, update: StoredUpdate) -> Pushed:
     report, pushed = report_from_pb(update.header.report), Pushed()
 
     async def attempt() -> Pushed:
         shard = run.shards[index]
-        part = update.part(shard.tensors)
-        async with shard.own_stub() as stub:
-            return await push_update(stub, run.name, report, part, pushed, update.header.attempt)
+        part, stub = update.part(shard.tensors), shard.stub(dialer)
+        return await push_update(stub, run.name, report, part, pushed, update.header.attempt)
 
     return await retry_until_answered(run, "upload", attempt)
 

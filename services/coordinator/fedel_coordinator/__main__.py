@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedel_services import runtime
+from fedel_services import heap, runtime
 from fedel_services.runtime import load_config, run_service
 
 from fedel_coordinator.config import DATABASE_VARIABLE, TOKEN_VARIABLE, VIEW_TOKEN_VARIABLE, CoordinatorConfig
@@ -27,6 +27,7 @@ def read_config(path: str | None, overrides: Sequence[str]) -> CoordinatorConfig
 
 def start(config_file: str | None, overrides: Sequence[str]) -> int:
     """Run a coordinator until SIGTERM or SIGINT; returns the exit code."""
+    heap.one_heap()
     config = read_config(config_file, overrides)
     return run_service(config, serve(config))
 
