@@ -87,10 +87,10 @@ class Dialer:
     of a ``with``, the connections end.
     """
 
-    def __init__(self, tls: Tls | None = None, near: bool = False) -> None:
+    def __init__(self, tls: Tls | None = None, near: bool = False, watched: Watched | None = None) -> None:
         self.tls = tls or Tls()
         self._near = near
-        self._watched = Watched(self.tls.folder) if self.tls.secure else None
+        self._watched = watched or (Watched(self.tls.folder) if self.tls.secure else None)
         self._used = self._watched.current() if self._watched else None
         self._secret = self.tls.secret
         self._channels: dict[str, aio.Channel] = {}
@@ -116,6 +116,10 @@ class Dialer:
         self._closing = [asyncio.ensure_future(channel.close()) for channel in self._retired]
         self._retired = list(self._channels.values())
         self._channels = {}
+
+    def beside(self) -> Dialer:
+        """Another one with the same credentials, for connections that end earlier."""
+        return Dialer(self.tls, self._near, self._watched)
 
     async def __aenter__(self) -> Dialer:
         return self

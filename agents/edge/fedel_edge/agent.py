@@ -65,7 +65,7 @@ class Agent:
             Clocks(busy=busy),
             root,
             lambda: self._dialer.credentials,
-            lambda: Dialer(config.tls),
+            self._dialer.beside,
         )
         self._facts = device.facts(root)
         self.counts: Counter[str] = Counter()
