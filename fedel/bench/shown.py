@@ -169,29 +169,39 @@ def pictures(rows: Rows) -> dict[str, str]:
 
 
 def _picture(cells: Cells, size: str) -> str:
+    from matplotlib.ticker import LogLocator
+
     from fedel.experiments.pictures import COLOURS, draw
 
     def picture(grid: Any) -> None:
-        for colour, (name, word) in zip(COLOURS, WORDS.items(), strict=False):
+        colours = dict(zip((name for name in WORDS if name != STORING), COLOURS, strict=True))
+        colours[STORING] = colours[FLOOR]
+        for name, word in WORDS.items():
             points = sorted((key[1], row) for key, row in cells.items() if (key[0], key[2]) == (size, name))
-            style = ":" if name in (FLOOR, STORING) else "-"
             for axes, (key, unit, _) in zip(grid, PANELS, strict=True) if points else ():
                 axes.plot(
                     [clients for clients, _ in points],
                     [row[key] / unit for _, row in points],
-                    color=colour,
+                    color=colours[name],
                     marker="o",
                     label=word,
-                    linestyle=style,
+                    linestyle=LINES.get(name, "-"),
                 )
+        counts = sorted({clients for at, clients, _ in cells if at == size})
         for axes, (_, _, label) in zip(grid, PANELS, strict=True):
             axes.set(xscale="log", yscale="log", xlabel="clients", ylabel=label)
+            axes.set_xticks(counts, map(str, counts), minor=False)
+            axes.set_xticks([], minor=True)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
         handles, labels = grid[0].get_legend_handles_labels()
         grid[0].figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
 
     return draw(picture, width=9.6, height=4.4, ncols=2)
 
 
+LINES = {FLOOR: ":", STORING: "--"}
 PANELS = (
     ("cpu_seconds", 1.0, "server CPU seconds per round"),
     ("server_peak_bytes", 1e9, "server peak memory (GB)"),

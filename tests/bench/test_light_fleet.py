@@ -86,8 +86,8 @@ def test_the_simulator_is_shown_beside_the_plain_loop() -> None:
         {"what": "fedavg", "step_seconds": 0.011, "overhead": 0.02},
         {"what": "flower", "error": "no such package"},
     ]
-    assert "| fedavg | 91 | 1.10 | 2.0% |" in simulator.show(rows)
-    assert "flower: no such package" in simulator.show(rows)
+    assert "| FedEL, FedAvg | 91 | 1.10 | 2.0% |" in simulator.show(rows)
+    assert "Flower 1.41.0 on Ray, FedAvg: no such package" in simulator.show(rows)
     assert [False] == [goal.met for goal in simulator.goals(rows)]
     assert pytest.approx(1.1) == simulator.ratios(rows)["simulation over plain loop"]
 

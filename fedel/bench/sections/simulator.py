@@ -25,6 +25,7 @@ FLOWER_PACKAGES = ("flwr[simulation]==1.41.0",)
 NUM_CLIENTS, IN_ROUND, NUM_STEPS = 100, 25, 20
 MAX_OVERHEAD = 0.05
 WAYS = ("plain loop", "fedavg", "fedel")
+WORDS = {"fedavg": "FedEL, FedAvg", "fedel": "FedEL, its own method", "flower": "Flower 1.41.0 on Ray, FedAvg"}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -152,7 +153,7 @@ def show(rows: Rows) -> list[str]:
     plain = found["plain loop"]["step_seconds"] if "plain loop" in found else None
     cells = [
         [
-            what,
+            WORDS.get(what, what),
             f"{1 / row['step_seconds']:.0f}",
             f"{row['step_seconds'] / plain:.2f}" if plain else "",
             f"{row['overhead']:.1%}" if "overhead" in row else "",
@@ -163,7 +164,8 @@ def show(rows: Rows) -> list[str]:
     heads = ["way", "client-steps per CPU second", "CPU of a step, plain loop = 1", "besides steps and probes"]
     lines = [f"{NUM_CLIENTS} clients, {IN_ROUND} in a round, {NUM_STEPS} steps each, a small CNN:", ""]
     lines += table(heads, cells)
-    lines += ["", *(f"{what}: {row['error']}" for what, row in found.items() if "error" in row)]
+    broken = {what: row["error"] for what, row in found.items() if "error" in row}
+    lines += ["", *(f"{WORDS.get(what, what)}: {error}" for what, error in broken.items())]
     sizes = [(row["virtual_clients"], row["peak_bytes"]) for row in rows if "virtual_clients" in row]
     lines += ["", *(f"{number} virtual clients: {size / 1e6:.0f} MB at most." for number, size in sizes)]
     return lines
