@@ -33,7 +33,6 @@ from fedel.strategies.base import needed_by
 from fedel.training.settings import DataPart
 from fedel.types import SentUpdate
 from fedel.v1 import coordinator_pb2, task_pb2
-from fedel.wire import channel
 from fedel.wire.channel import Dialer
 from fedel.wire.codec import memory_from_pb, report_to_pb, task_from_pb
 from fedel.wire.fan_out import fan_out
@@ -134,7 +133,6 @@ def config_of(address: str, folder: Path, index: int, of: int, certs: str = "") 
 
 async def play(address: str, folder: Path, first: int, number: int, of: int, certs: str) -> None:
     """Run some of the clients until this process is stopped."""
-    channel.OPTIONS.append(("grpc.use_local_subchannel_pool", 1))  # a connection for each, as devices have
     agents = [LightAgent(config_of(address, folder, i, of, certs)) for i in range(first, first + number)]
     running = [asyncio.ensure_future(agent.run()) for agent in agents]
     await wait_for_stop_signal()

@@ -55,6 +55,8 @@ def _channel(address: str, own: Credentials | None, secret: str, near: bool = Fa
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         # gRPC's own retries keep every message of a stream in memory as long as it lives; `retry.py` does not.
         ("grpc.enable_retries", 0),
+        # Else gRPC gives a new channel the connection of another, even of one that was just closed.
+        ("grpc.use_local_subchannel_pool", 1),
     ]
     if own is None:
         return with_metadata(aio.insecure_channel(address, options=options), secret)
